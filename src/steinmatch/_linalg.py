@@ -1,0 +1,108 @@
+"""Pairwise distances, the median without a sort, sums over row blocks, square roots of covariances."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+# A block of rows of an n x n matrix holds about this many entries (16 MiB in float64): measured on 2 cores, blocks
+# between 2^20 and 2^22 entries are equally fast, and smaller ones lose to loop overhead.
+BLOCK_ENTRIES = 2**21
+
+
+def squared_distances(x: Float[Array, "n d"], y: Float[Array, "k d"]) -> Float[Array, "n k"]:
+    """|x_i - y_j|^2 by one matrix product. Centre the points first: the error is about eps * max |x|^2."""
+    cross = x @ y.T
+    lengths = jnp.sum(x * x, axis=1)[:, None] + jnp.sum(y * y, axis=1)[None, :]
+    return jnp.maximum(lengths - 2.0 * cross, 0.0)
+
+
+def distinct_pairs(n: int) -> Bool[Array, "n n"]:
+    """Mask of the pairs i < j."""
+    return jnp.arange(n)[:, None] < jnp.arange(n)[None, :]
+
+
+def median(values: Float[Array, " n"], mask: Bool[Array, " n"] | None = None) -> Float[Array, ""]:
+    """The median of the values under the mask (mean of the middle two for an even count), exactly.
+
+    Bisection on counts, until a threshold separates the wanted order statistic from the next: about 25 passes over the
+    array. XLA's CPU sort of the 500,000 distances among 1000 points takes about three times as long.
+    """
+    mask = jnp.ones(values.shape, bool) if mask is None else mask
+    total = jnp.sum(mask)
+    low_values, high_values = jnp.where(mask, values, jnp.inf), jnp.where(mask, values, -jnp.inf)
+    rank = (total + 1) // 2  # of the lower middle element, counted from one
+
+    def unfinished(state: tuple) -> Bool[Array, ""]:
+        low, high, count = state
+        middle = 0.5 * (low + high)
+        return (count != rank) & (low < middle) & (middle < high)
+
+    def bisect(state: tuple) -> tuple:
+        low, high, count = state
+        middle = 0.5 * (low + high)
+        below = jnp.sum(low_values <= middle)
+        enough = below >= rank
+        return jnp.where(enough, low, middle), jnp.where(enough, middle, high), jnp.where(enough, below, count)
+
+    least = jnp.min(low_values)
+    at_least = jnp.sum(low_values <= least)
+    start = (least, jnp.max(high_values), total)
+    _, threshold, count = jax.lax.while_loop(unfinished, bisect, start)
+    threshold = jnp.where(at_least >= rank, least, threshold)
+    count = jnp.where(at_least >= rank, at_least, count)
+    lower = jnp.max(jnp.where(high_values <= threshold, high_values, -jnp.inf))
+    upper = jnp.where(count > rank, lower, jnp.min(jnp.where(low_values > threshold, low_values, jnp.inf)))
+    return jnp.where(total % 2 == 1, lower, 0.5 * (lower + upper))
+
+
+def map_row_blocks(
+    function: Callable[..., Array], *arrays: Float[Array, "n ..."], rows: int
+) -> Float[Array, "n ..."]:
+    """function(block, ...) over blocks of `rows` rows of the arrays, one after another; results joined by rows."""
+    n = arrays[0].shape[0]
+    n_blocks = -(-n // rows)
+    padding = n_blocks * rows - n
+
+    def blocks(array: Array) -> Array:
+        # Padded rows repeat the last one, so that they hold ordinary values; their results are dropped.
+        padded = jnp.concatenate([array, jnp.repeat(array[-1:], padding, axis=0)]) if padding else array
+        return padded.reshape(n_blocks, rows, *array.shape[1:])
+
+    result = jax.lax.map(lambda block: function(*block), tuple(blocks(array) for array in arrays))
+    return result.reshape(n_blocks * rows, *result.shape[2:])[:n]
+
+
+def rows_per_block(n: int) -> int:
+    """Rows in a block, so that block x n matrices stay at BLOCK_ENTRIES."""
+    return max(1, min(n, BLOCK_ENTRIES // n))
+
+
+def covariance(particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> Float[Array, "d d"]:
+    """Weighted covariance, ddof 0, for weights that sum to one."""
+    centred = particles - (weights @ particles)[None, :]
+    return (weights[:, None] * centred).T @ centred
+
+
+def covariance_root(particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> Float[Array, "d d"]:
+    """A lower triangular L with L L^T = the particles' covariance; diagonal when n <= d.
+
+    Always invertible: directions without spread are floored, and particles that all coincide, which have no scale, get
+    the identity.
+    """
+    n, d = particles.shape
+    cov = covariance(particles, weights)
+    largest = jnp.max(jnp.diagonal(cov))
+    sd = jnp.sqrt(jnp.maximum(jnp.diagonal(cov), 1e-16 * largest))
+    sd = jnp.where(largest > 0.0, sd, 1.0)
+    if n <= d:
+        return jnp.diag(sd)
+    correlation = cov / (sd[:, None] * sd[None, :]) + 1e-14 * jnp.eye(d)
+    root = sd[:, None] * jnp.linalg.cholesky(correlation)
+    return jnp.where(jnp.all(jnp.isfinite(root)), root, jnp.diag(sd))
+
+
+def normalised(weights: Float[Array, " n"] | None, n: int) -> Float[Array, " n"]:
+    """Weights that sum to one; equal ones for None."""
+    return jnp.full(n, 1.0 / n) if weights is None else weights / jnp.sum(weights)

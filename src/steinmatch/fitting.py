@@ -1,0 +1,212 @@
+"""`fit`: from a target to particles whose averages can be trusted.
+
+    target   what is known: log p or its score              (targets)
+    kernel   what must be exact: features, or a kernel      (features, kernels)
+    solver   how the fixed point is reached                 (solvers)
+
+`fit` checks its input, draws the start, binds the kernel, runs the solver and hands back a `Fit`, a plain record.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from steinmatch._checks import as_particles, known_name, positive_integer, positive_number
+from steinmatch._types import ArrayLike, Vector, float64, plain
+from steinmatch.features import Linear, LinearRandom
+from steinmatch.kernels import IMQ, RBF, AbstractKernel, Matern
+from steinmatch.plots import plot_particles
+from steinmatch.progress import progress_bar
+from steinmatch.solvers import AbstractSolver, Budget, Descent, Problem, solve
+from steinmatch.summary import Summary, summarise
+from steinmatch.targets import AbstractTarget, constrained_values, scores_at
+
+_KERNELS: dict[str, Callable[[], AbstractKernel]] = {
+    "imq": IMQ,
+    "linear": Linear,
+    "linear+random": LinearRandom,
+    "matern": Matern,
+    "rbf": RBF,
+}
+_SOLVERS: dict[str, Callable[[], AbstractSolver]] = {"descent": Descent}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fit:
+    """Particles that stand for the target, and how they were reached. Moments are on the unconstrained scale."""
+
+    target: AbstractTarget
+    kernel: AbstractKernel  # bound, its bandwidth held at the particles
+    particles: Float[np.ndarray, "n d"]
+    weights: Float[np.ndarray, " n"]  # sum to one
+    converged: bool
+    reason: str
+    residual: float  # largest entry of the scaled residual
+    n_steps: int
+    n_gradients: int  # score evaluations
+    n_hvps: int  # Hessian-vector products
+    seconds: float
+    history: dict[str, np.ndarray]
+    seed: int
+
+    @property
+    def mean(self) -> Float[np.ndarray, " d"]:
+        """E[x]."""
+        return self.weights @ self.particles
+
+    @property
+    def cov(self) -> Float[np.ndarray, "d d"]:
+        """The covariance, ddof 0."""
+        centred = self.particles - self.mean
+        return (self.weights[:, None] * centred).T @ centred
+
+    @property
+    def sd(self) -> Float[np.ndarray, " d"]:
+        """The standard deviations, ddof 0."""
+        return np.sqrt(self.weights @ (self.particles - self.mean) ** 2)
+
+    @float64
+    def expectation(self, f: Callable[[Vector], Any]) -> np.ndarray:
+        """The particles' average of f, a function of one unconstrained point with values of any shape."""
+        try:
+            values = np.asarray(jax.vmap(f)(jnp.asarray(self.particles)), np.float64)
+        except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
+            values = np.stack([np.asarray(f(x), np.float64) for x in self.particles])
+        return np.tensordot(self.weights, values, axes=1)
+
+    def summary(self) -> Summary:
+        """Mean, sd and quantiles of the model's own parameters (the `constrain` of the target)."""
+        names, values = constrained_values(self.target, self.particles)
+        return summarise(names, values, self.weights, self._verdict())
+
+    def plot(self, path: str | None = None, parameters: list[str] | None = None) -> Any:
+        """The particles in pairs of parameters, with their marginals; written to `path` where one is given."""
+        names, values = constrained_values(self.target, self.particles)
+        return plot_particles(names, values, self.weights, parameters, path)
+
+    def _verdict(self) -> str:
+        state = "converged" if self.converged else "NOT converged"
+        return (
+            f"{self.particles.shape[0]} particles, {state}: {self.reason}. Scaled residual {self.residual:.1e}, "
+            f"{self.n_steps} steps, {self.n_gradients:,} gradients, {self.seconds:.1f} s."
+        )
+
+    def __repr__(self) -> str:
+        n, d = self.particles.shape
+        return f"Fit(n={n}, d={d}, converged={self.converged}, residual={self.residual:.1e}, reason={self.reason!r})"
+
+
+@float64
+def fit(
+    target: AbstractTarget,
+    n_particles: int | None = None,
+    *,
+    kernel: AbstractKernel | str = "rbf",
+    solver: AbstractSolver | str = "descent",
+    init: ArrayLike | Callable[[PRNGKeyArray, int], ArrayLike] | None = None,
+    seed: int = 0,
+    max_steps: int | None = None,
+    max_seconds: float | None = None,
+    max_gradients: int | None = None,
+    progress: bool = True,
+) -> Fit:
+    """Particles at a fixed point of SVGD, v(x_i) = 0 for all i.
+
+    **Arguments:**
+
+    - `target`: a `Target`, or one of `steinmatch.targets`.
+    - `n_particles`: n; 100 unless given here or by `init`.
+    - `kernel`: what the particles must match; a kernel, or the name of one with its defaults.
+    - `solver`: how the fixed point is reached.
+    - `init`: the start: an array (n, d), or a function (key, n) -> (n, d) such as the `sample` of a target; standard
+      normal draws by default.
+    - `seed`: of the start and of random features. Same seed, same result.
+    - `max_steps`, `max_seconds`, `max_gradients`: the budget; the best particles so far are returned.
+    - `progress`: show a bar where the output is a terminal.
+
+    A solve that does not converge returns its best particles with `converged=False` and the `reason`; so does Ctrl-C.
+    """
+    started = time.monotonic()
+    if not isinstance(target, AbstractTarget):
+        raise TypeError(
+            f"fit: target must be a Target, got {type(target).__name__}. Wrap a log density: Target(log_density, dim=d)."
+        )
+    kernel = _named(kernel, AbstractKernel, _KERNELS, "kernel")
+    solver = _named(solver, AbstractSolver, _SOLVERS, "solver")
+    budget = Budget(
+        None if max_steps is None else positive_integer(max_steps, "max_steps", "fit"),
+        None if max_seconds is None else positive_number(max_seconds, "max_seconds", "fit"),
+        None if max_gradients is None else positive_integer(max_gradients, "max_gradients", "fit"),
+    )
+    start_key, kernel_key = jax.random.split(jax.random.key(seed))
+    particles = _start(target, n_particles, init, start_key)
+    n = particles.shape[0]
+    problem = Problem(target, kernel.bind(kernel_key, particles), jnp.full(n, 1.0 / n))
+    with progress_bar(progress, f"{type(solver).__name__}, {n} particles", budget.max_steps) as report:
+        solution = solve(solver, problem, particles, budget, report)
+    return Fit(
+        target=target,
+        kernel=plain(solution.kernel),
+        particles=plain(solution.particles),
+        weights=np.full(n, 1.0 / n),
+        converged=solution.converged,
+        reason=solution.reason,
+        residual=solution.residual,
+        n_steps=solution.n_steps,
+        n_gradients=solution.n_gradients,
+        n_hvps=solution.n_hvps,
+        seconds=time.monotonic() - started,
+        history=solution.history,
+        seed=seed,
+    )
+
+
+def _named(value: Any, kind: type, known: dict[str, Callable], what: str) -> Any:
+    """An object as it is; a name as the object it stands for."""
+    if isinstance(value, str):
+        return known[known_name(value, known, what, "fit")]()
+    if isinstance(value, type) and issubclass(value, kind):
+        raise TypeError(f"fit: {what} must be an object, got the class {value.__name__}; write {value.__name__}().")
+    if not isinstance(value, kind):
+        raise TypeError(f"fit: {what} must be a {what} or one of {', '.join(sorted(known))}; got {value!r:.80}.")
+    return value
+
+
+def _start(
+    target: AbstractTarget, n_particles: int | None, init: Any, key: PRNGKeyArray
+) -> Float[Array, "n d"]:
+    """The checked start: shapes, finite values, and finite log densities and scores."""
+    n = 100 if n_particles is None else positive_integer(n_particles, "n_particles", "fit")
+    if init is None:
+        particles = plain(jax.random.normal(key, (n, target.dim), jnp.float64))
+    else:
+        particles = as_particles(init(key, n) if callable(init) else init, "fit (init)", target.dim)
+        if n_particles is not None and particles.shape[0] != n:
+            raise ValueError(f"fit: n_particles={n}, but init holds {particles.shape[0]} particles; give one of them.")
+    densities, scores = plain(_evaluate_start(target, particles))
+    for values, name in ((densities, "log density"), (scores, "gradient of the log density")):
+        bad = ~np.isfinite(values.reshape(len(particles), -1)).all(axis=1)
+        if bad.any():
+            i = int(np.argmax(bad))
+            raise ValueError(
+                f"fit: the {name} is not finite at {int(bad.sum())} of {len(particles)} starting particles; "
+                f"particle {i}, x = {np.array2string(particles[i], precision=3, threshold=6)}, gives "
+                f"{np.array2string(values[i], precision=3, threshold=6)}. Check the target there, or give init= where "
+                "the density is positive."
+            )
+    return jnp.asarray(particles)
+
+
+@eqx.filter_jit
+def _evaluate_start(target: AbstractTarget, particles: Array) -> tuple[Array, Array]:
+    scores = scores_at(target, particles)
+    if target.log_density is None:
+        return jnp.zeros(particles.shape[0]), scores
+    return jax.vmap(target.log_density)(particles), scores

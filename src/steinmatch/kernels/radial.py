@@ -1,0 +1,157 @@
+"""Kernels of the distance, k(x, y) = g(|x - y|^2): RBF, IMQ, Matern; and any function of two points."""
+
+import abc
+import functools
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from steinmatch._types import Scalar, Vector
+from steinmatch.bandwidths import AbstractBandwidth, Fixed, Median, as_bandwidth
+from steinmatch.kernels.base import AbstractKernel
+
+
+class AbstractRadialKernel(AbstractKernel):
+    """k(x, y) = g(r), r = |x - y|^2. The closed forms of its Stein operator need g and two derivatives."""
+
+    bandwidth: eqx.AbstractVar[AbstractBandwidth]
+
+    @abc.abstractmethod
+    def profile(self, squares: Float[Array, "..."]) -> Float[Array, "..."]:
+        """g(r) for squared distances r, entry by entry."""
+
+    @abc.abstractmethod
+    def profiles(self, squares: Float[Array, "..."]) -> tuple[Array, Array, Array]:
+        """g(r), g'(r) and r g''(r) in closed form; the product r g'' is finite at r = 0 where g'' need not be."""
+
+    def __call__(self, x: Vector, y: Vector) -> Scalar:
+        return self.profile(jnp.sum((x - y) ** 2))
+
+    def _held_bandwidth(self) -> Scalar:
+        if not isinstance(self.bandwidth, Fixed):
+            raise TypeError(
+                f"{type(self).__name__}: its bandwidth is the rule {self.bandwidth}, which needs particles: "
+                "kernel.hold(particles) gives a function of two points."
+            )
+        return self.bandwidth.bandwidth
+
+
+class RBF(AbstractRadialKernel):
+    """k(x, y) = exp(-|x - y|^2 / (2 h^2))."""
+
+    bandwidth: AbstractBandwidth
+
+    def __init__(self, bandwidth: AbstractBandwidth | Scalar | None = None):
+        self.bandwidth = as_bandwidth(Median() if bandwidth is None else bandwidth)
+
+    def hold(self, particles: Float[Array, "n d"]) -> "RBF":
+        return RBF(Fixed(self.bandwidth(particles)))
+
+    def profile(self, squares: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.exp(squares * (-0.5 / self._held_bandwidth() ** 2))
+
+    def profiles(self, squares: Float[Array, "..."]) -> tuple[Array, Array, Array]:
+        rate = -0.5 / self._held_bandwidth() ** 2
+        g = jnp.exp(rate * squares)
+        return g, rate * g, rate**2 * squares * g
+
+
+class IMQ(AbstractRadialKernel):
+    """The inverse multiquadric k(x, y) = (1 + |x - y|^2 / h^2)^(-exponent), exponent in (0, 1), 1/2 by default."""
+
+    bandwidth: AbstractBandwidth
+    exponent: float = eqx.field(static=True)
+
+    def __init__(self, bandwidth: AbstractBandwidth | Scalar | None = None, exponent: float = 0.5):
+        self.bandwidth = as_bandwidth(Median() if bandwidth is None else bandwidth)
+        if not 0.0 < exponent < 1.0:
+            raise ValueError(f"IMQ: exponent must lie between 0 and 1, got {exponent!r}.")
+        self.exponent = float(exponent)
+
+    def hold(self, particles: Float[Array, "n d"]) -> "IMQ":
+        return IMQ(Fixed(self.bandwidth(particles)), self.exponent)
+
+    def profile(self, squares: Float[Array, "..."]) -> Float[Array, "..."]:
+        return (1.0 + squares / self._held_bandwidth() ** 2) ** -self.exponent
+
+    def profiles(self, squares: Float[Array, "..."]) -> tuple[Array, Array, Array]:
+        rate = 1.0 / self._held_bandwidth() ** 2
+        base = 1.0 + rate * squares
+        g = base**-self.exponent
+        first = -self.exponent * rate * g / base
+        return g, first, -(self.exponent + 1.0) * rate * squares * first / base
+
+
+class Matern(AbstractRadialKernel):
+    """The Matern kernel of smoothness nu = 3/2, 5/2, 7/2, ..., with u = sqrt(2 nu) |x - y| / h:
+
+        k = M_nu(u) = 2^(1 - nu) / Gamma(nu) u^nu K_nu(u),
+
+    an exponential times a polynomial for these orders. The Stein operator needs nu > 1.
+    """
+
+    nu: float = eqx.field(static=True)
+    bandwidth: AbstractBandwidth
+
+    def __init__(self, nu: float = 2.5, bandwidth: AbstractBandwidth | Scalar | None = None):
+        if not (nu > 1 and float(nu - 0.5).is_integer()):
+            raise ValueError(
+                f"Matern: nu must be one of 1.5, 2.5, 3.5, ... (above 1, so that the Stein kernel exists, and a half "
+                f"integer, so that the kernel has a closed form), got {nu!r}."
+            )
+        self.nu = float(nu)
+        self.bandwidth = as_bandwidth(Median() if bandwidth is None else bandwidth)
+
+    def hold(self, particles: Float[Array, "n d"]) -> "Matern":
+        return Matern(self.nu, Fixed(self.bandwidth(particles)))
+
+    def profile(self, squares: Float[Array, "..."]) -> Float[Array, "..."]:
+        return _matern(self.nu, squares * (2.0 * self.nu / self._held_bandwidth() ** 2))
+
+    def profiles(self, squares: Float[Array, "..."]) -> tuple[Array, Array, Array]:
+        # With v = u^2: dM_nu/dv = -M_{nu-1} / (4 (nu - 1)).
+        rate = 2.0 * self.nu / self._held_bandwidth() ** 2
+        v = rate * squares
+        first = -rate * _matern(self.nu - 1.0, v) / (4.0 * (self.nu - 1.0))
+        if self.nu == 1.5:
+            second = rate * jnp.sqrt(v) * jnp.exp(-jnp.sqrt(v)) / 4.0
+        else:
+            second = rate * v * _matern(self.nu - 2.0, v) / (16.0 * (self.nu - 1.0) * (self.nu - 2.0))
+        return _matern(self.nu, v), first, second
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _matern(nu: float, v: Float[Array, "..."]) -> Float[Array, "..."]:
+    """M_nu(u) of v = u^2 for a half-integer nu >= 1/2; differentiable in v, also at v = 0 where nu > 1."""
+    p = round(nu - 0.5)
+    u = jnp.sqrt(v)
+    polynomial = jnp.zeros_like(u)
+    for i in range(p + 1):
+        coefficient = math.factorial(p) * math.factorial(p + i) / math.factorial(2 * p)
+        coefficient /= math.factorial(i) * math.factorial(p - i)
+        polynomial = polynomial + coefficient * (2.0 * u) ** (p - i)
+    return jnp.exp(-u) * polynomial
+
+
+@_matern.defjvp
+def _matern_jvp(nu: float, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (v,), (dv,) = primals, tangents
+    if nu == 0.5:  # a kink at v = 0, where the derivative is taken as 0
+        u = jnp.sqrt(jnp.where(v > 0.0, v, 1.0))
+        slope = jnp.where(v > 0.0, -0.5 * jnp.exp(-u) / u, 0.0)
+    else:
+        slope = -_matern(nu - 1.0, v) / (4.0 * (nu - 1.0))
+    return _matern(nu, v), slope * dv
+
+
+class PairKernel(AbstractKernel):
+    """Any positive definite function k(x, y) of two points, differentiated by JAX."""
+
+    function: Callable[[Vector, Vector], Scalar]
+
+    def __call__(self, x: Vector, y: Vector) -> Scalar:
+        return self.function(x, y)

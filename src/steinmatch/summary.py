@@ -1,0 +1,58 @@
+"""The table that users read: means, sds and quantiles on the scale of their own parameters."""
+
+import dataclasses
+import io
+
+import numpy as np
+from jaxtyping import Float
+from rich.console import Console
+from rich.table import Table
+
+LEVELS = (0.05, 0.5, 0.95)
+COLUMNS = ("mean", "sd", "5%", "50%", "95%")
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Moments and quantiles of each parameter, and a sentence on how they were reached. Prints as a table."""
+
+    names: tuple[str, ...]
+    values: Float[np.ndarray, "k 5"]  # columns mean, sd, 5%, 50%, 95%
+    verdict: str
+
+    def __getitem__(self, name: str) -> dict[str, float]:
+        """The row of one parameter."""
+        return dict(zip(COLUMNS, map(float, self.values[self.names.index(name)]), strict=True))
+
+    def __rich__(self) -> Table:
+        table = Table(caption=self.verdict, caption_justify="left")
+        table.add_column("")
+        for column in COLUMNS:
+            table.add_column(column, justify="right")
+        for name, row in zip(self.names, self.values, strict=True):
+            table.add_row(name, *(f"{value:.4g}" for value in row))
+        return table
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=100)
+        console.print(self)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def summarise(
+    names: tuple[str, ...], values: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " n"], verdict: str
+) -> Summary:
+    """Weighted means, sds (ddof 0) and quantiles of the columns of `values`."""
+    mean = weights @ values
+    sd = np.sqrt(weights @ (values - mean) ** 2)
+    quantiles = np.stack([weighted_quantiles(column, weights, LEVELS) for column in values.T])
+    return Summary(names, np.column_stack([mean, sd, quantiles]), verdict)
+
+
+def weighted_quantiles(
+    values: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"], levels: tuple[float, ...]
+) -> Float[np.ndarray, " q"]:
+    """Quantiles by linear interpolation between the midpoints of the cumulative weights."""
+    order = np.argsort(values)
+    cumulative = np.cumsum(weights[order])
+    return np.interp(levels, cumulative - 0.5 * weights[order], values[order])

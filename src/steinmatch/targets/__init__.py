@@ -1,0 +1,21 @@
+"""Targets: the user's own, and analytic ones with exact moments."""
+
+from steinmatch.targets.base import AbstractTarget, Target, constrained_values, scores_at
+from steinmatch.targets.gaussian import AbstractAnalyticTarget, Gaussian, NormalMixture
+from steinmatch.targets.mixture import GaussianMixture
+from steinmatch.targets.rbm import GaussBernoulliRBM
+from steinmatch.targets.tempered import Tempered, tempered
+
+__all__ = [
+    "AbstractAnalyticTarget",
+    "AbstractTarget",
+    "GaussBernoulliRBM",
+    "Gaussian",
+    "GaussianMixture",
+    "NormalMixture",
+    "Target",
+    "Tempered",
+    "constrained_values",
+    "scores_at",
+    "tempered",
+]

@@ -1,0 +1,194 @@
+"""A target: a density p on R^d known up to a constant, through log p or its score s(x) = grad log p(x)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from steinmatch._checks import positive_integer
+from steinmatch._types import Scalar, Vector, float64
+
+# What JAX raises when a function asks a traced value for its number, as NumPy and SciPy functions do.
+_NOT_TRACEABLE = (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)
+
+
+class AbstractTarget(eqx.Module):
+    """What the library needs of a target: `dim`, `score`, and, where there is one, `log_density`."""
+
+    dim: eqx.AbstractVar[int]
+    names: eqx.AbstractVar[tuple[str, ...] | None]
+    constrain: eqx.AbstractVar[Callable | None]
+    differentiable: eqx.AbstractVar[bool]  # whether JAX can differentiate the score
+    log_density: eqx.AbstractVar[Callable | None]
+    score: eqx.AbstractVar[Callable]
+
+
+class _Gradient(eqx.Module):
+    """grad f, equal for equal f, so that two targets of one function share their compiled code."""
+
+    function: Callable
+
+    def __call__(self, x: Vector) -> Vector:
+        return jax.grad(self.function)(x)
+
+
+class _Callback(eqx.Module):
+    """A function that JAX cannot trace (NumPy, a compiled library), called on the host, one point at a time."""
+
+    function: Callable
+    shape: tuple[int, ...] = eqx.field(static=True)
+
+    def __call__(self, x: Vector) -> Array:
+        result = jax.ShapeDtypeStruct(self.shape, jnp.float64)
+
+        def call(x: Any) -> np.ndarray:
+            return np.asarray(self.function(np.asarray(x)), dtype=np.float64).reshape(self.shape)
+
+        return jax.pure_callback(call, result, x, vmap_method="sequential")
+
+
+class Target(AbstractTarget):
+    """A target from the user's functions of one point x of shape (dim,).
+
+    **Arguments:**
+
+    - `log_density`: x -> log p(x) up to a constant. Its gradient is taken by JAX.
+    - `score`: x -> grad log p(x), shape (dim,). Enough by itself. It may be a function that JAX cannot
+      differentiate (a callback) or not even trace (plain NumPy); `differentiable` is then False and the solvers use
+      differences of the score where they need its Jacobian.
+    - `dim`: the dimension d.
+    - `names`: names of the parameters: of the d coordinates or, with `constrain`, of its outputs.
+    - `constrain`: x -> the quantities that the user reads, a vector or a dict of arrays; tables are made of these.
+    """
+
+    log_density: Callable | None
+    score: Callable
+    constrain: Callable | None
+    dim: int = eqx.field(static=True)
+    names: tuple[str, ...] | None = eqx.field(static=True)
+    differentiable: bool = eqx.field(static=True)
+
+    @float64
+    def __init__(
+        self,
+        log_density: Callable[[Vector], Scalar] | None = None,
+        *,
+        score: Callable[[Vector], Vector] | None = None,
+        dim: int,
+        names: Sequence[str] | None = None,
+        constrain: Callable[[Vector], Any] | None = None,
+    ):
+        self.dim = positive_integer(dim, "dim", "Target")
+        for function, name in ((log_density, "log_density"), (score, "score"), (constrain, "constrain")):
+            if function is not None and not callable(function):
+                raise TypeError(f"Target: {name} must be a function of one point, got {function!r:.80}.")
+        if log_density is None and score is None:
+            raise ValueError("Target: a target needs a gradient: give log_density (JAX takes its gradient) or score.")
+        traced_density = None if log_density is None else _traceable(log_density, "log_density", (), self.dim)
+        if score is None:
+            if isinstance(traced_density, _Callback):
+                raise ValueError(
+                    "Target: a target without a gradient: JAX cannot trace log_density (it calls NumPy or reads "
+                    "values), so it cannot differentiate it. Write it with jax.numpy, or also give score=."
+                )
+            score = _Gradient(log_density)  # type: ignore[arg-type]
+            _shape_of(score, "the gradient of log_density", (self.dim,), self.dim)
+        self.log_density = traced_density
+        self.score = _traceable(score, "score", (self.dim,), self.dim)
+        self.differentiable = _has_jvp(self.score, self.dim)
+        self.constrain = constrain
+        n_names = self.dim if constrain is None else _n_outputs(constrain, self.dim)
+        self.names = None if names is None else tuple(str(name) for name in names)
+        if self.names is not None and len(self.names) not in (self.dim, n_names):
+            raise ValueError(
+                f"Target: {len(self.names)} names were given for dim={self.dim}"
+                + ("." if constrain is None else f" and {n_names} constrained values.")
+            )
+        if self.names is not None and len(set(self.names)) != len(self.names):
+            raise ValueError(f"Target: names must differ from each other, got {list(self.names)}.")
+
+
+def _point(dim: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((dim,), jnp.float64)
+
+
+def _traceable(function: Callable, name: str, shape: tuple[int, ...], dim: int) -> Callable:
+    """`function` itself if JAX can trace it, else a host callback; its output shape checked either way."""
+    try:
+        _shape_of(function, name, shape, dim)
+    except _NOT_TRACEABLE:
+        return _Callback(function, shape)
+    return function
+
+
+def _shape_of(function: Callable, name: str, shape: tuple[int, ...], dim: int) -> None:
+    try:
+        result = jax.eval_shape(function, _point(dim))
+    except _NOT_TRACEABLE:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"Target: {name} failed on a point of shape ({dim},): {type(error).__name__}: {error}. "
+            f"Check that dim={dim} is the length of the vector that it expects."
+        ) from error
+    found = getattr(result, "shape", None)
+    if found != shape:
+        wanted = "a scalar" if shape == () else f"a vector of shape {shape}"
+        raise ValueError(
+            f"Target: {name} must return {wanted} for a point of shape ({dim},), got "
+            f"{'no array' if found is None else f'shape {found}'}. It is written for one point; "
+            "the library batches it."
+        )
+    if not jnp.issubdtype(result.dtype, jnp.floating):
+        raise ValueError(f"Target: {name} must return real floating point numbers, got {result.dtype}.")
+
+
+def _has_jvp(score: Callable, dim: int) -> bool:
+    try:
+        jax.eval_shape(lambda x: jax.jvp(score, (x,), (x,))[1], _point(dim))
+    except Exception:  # whatever a user's function raises here means: no derivative
+        return False
+    return True
+
+
+def _n_outputs(constrain: Callable, dim: int) -> int:
+    try:
+        leaves = jax.tree.leaves(jax.eval_shape(constrain, _point(dim)))
+    except Exception as error:
+        raise ValueError(
+            f"Target: constrain failed on a point of shape ({dim},): {type(error).__name__}: {error}"
+        ) from error
+    return sum(int(np.prod(leaf.shape)) for leaf in leaves)
+
+
+def scores_at(target: AbstractTarget, particles: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    """s(x_i) for all particles."""
+    return jax.vmap(target.score)(particles)
+
+
+@float64
+def constrained_values(
+    target: AbstractTarget, particles: Float[np.ndarray, "n d"]
+) -> tuple[tuple[str, ...], Float[np.ndarray, "n k"]]:
+    """Names and values of what the user reads: `constrain` of every particle, or the coordinates themselves."""
+    n, d = particles.shape
+    if target.constrain is None:
+        return target.names or _indexed("x", (d,)), np.asarray(particles)
+    tree = jax.vmap(target.constrain)(jnp.asarray(particles))
+    columns, names = [], []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        base = ".".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in path) or "x"
+        columns.append(np.asarray(leaf, np.float64).reshape(n, -1))
+        names += _indexed(base, leaf.shape[1:])
+    values = np.concatenate(columns, axis=1)
+    if target.names is not None and len(target.names) == values.shape[1]:
+        names = target.names
+    return tuple(names), values
+
+
+def _indexed(base: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"{base}[{', '.join(map(str, index))}]" if shape else base for index in np.ndindex(shape))
