@@ -12,10 +12,13 @@ BLOCK_ENTRIES = 2**21
 
 
 def squared_distances(x: Float[Array, "n d"], y: Float[Array, "k d"]) -> Float[Array, "n k"]:
-    """|x_i - y_j|^2 by one matrix product. Centre the points first: the error is about eps * max |x|^2."""
-    cross = x @ y.T
+    """|x_i - y_j|^2 by one matrix product. Centre the points first: the error is about eps * max |x|^2.
+
+    Distances at rounding level are set to 0, so that a point is at distance 0 from itself.
+    """
     lengths = jnp.sum(x * x, axis=1)[:, None] + jnp.sum(y * y, axis=1)[None, :]
-    return jnp.maximum(lengths - 2.0 * cross, 0.0)
+    squares = lengths - 2.0 * (x @ y.T)
+    return jnp.where(squares > 1e-15 * lengths, squares, 0.0)
 
 
 def distinct_pairs(n: int) -> Bool[Array, "n n"]:

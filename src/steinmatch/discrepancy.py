@@ -34,7 +34,7 @@ def ksd_squared(
     """
     if statistic not in ("v", "u"):
         raise ValueError(f'ksd: statistic must be "v" or "u", got {statistic!r}.')
-    particles = as_particles(particles, "ksd", target.dim)
+    particles = jnp.asarray(as_particles(particles, "ksd", target.dim))
     n = particles.shape[0]
     weights = as_weights(weights, n, "ksd")
     if statistic == "u" and n < 2:
@@ -123,7 +123,7 @@ def mmd(
     its covariance.
     """
     if isinstance(target, AbstractAnalyticTarget):
-        particles = as_particles(particles, "mmd", target.dim)
+        particles = jnp.asarray(as_particles(particles, "mmd", target.dim))
         trace = np.trace(target.cov)
     elif isinstance(target, AbstractTarget):
         raise TypeError(
@@ -131,8 +131,8 @@ def mmd(
             "mmd(draws, particles), or use ksd, which needs only the score."
         )
     else:
-        target = as_particles(target, "mmd (draws of the target)")
-        particles = as_particles(particles, "mmd", target.shape[1])
+        target = jnp.asarray(as_particles(target, "mmd (draws of the target)"))
+        particles = jnp.asarray(as_particles(particles, "mmd", target.shape[1]))
         trace = np.sum(np.var(target, axis=0))
     weights = as_weights(weights, particles.shape[0], "mmd")
     scale = np.sqrt(trace) if bandwidth is None else bandwidth

@@ -61,7 +61,7 @@ def stein_residual(
     Zero for every l exactly when the particles match all of span{P phi_l} (Theorem 3.2). Rows are those of the features
     without their kernel weights. An unbound kernel is bound with `seed`; bandwidth rules are taken at the particles.
     """
-    particles = as_particles(particles, "stein_residual", target.dim)
+    particles = jnp.asarray(as_particles(particles, "stein_residual", target.dim))
     weights = as_weights(weights, particles.shape[0], "stein_residual")
     bound = kernel.bind(jax.random.key(seed), particles)
     if bound.n_features(target.dim) is None:

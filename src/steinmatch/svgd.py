@@ -155,7 +155,7 @@ def velocity(
     Zero at every particle is the fixed point equation (Eq. 8 of the paper). An unbound kernel is bound with `seed`;
     bandwidth rules are taken at the particles.
     """
-    particles = as_particles(particles, "velocity", target.dim)
+    particles = jnp.asarray(as_particles(particles, "velocity", target.dim))
     weights = as_weights(weights, particles.shape[0], "velocity")
     bound = kernel.bind(jax.random.key(seed), particles)
     return plain(_velocity(target, bound, particles, weights))

@@ -155,13 +155,14 @@ class AffineMap(eqx.Module):
 
     def whiten(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """z = root^{-1} (x - shift), for one point or many."""
-        centred = jnp.atleast_2d(x - self.shift)
+        centred = jnp.atleast_2d(x) - self.shift[None, :]
         z = jax.scipy.linalg.solve_triangular(self.root, centred.T, lower=True).T
         return z.reshape(x.shape)
 
     def colour(self, z: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """x = shift + root z, for one point or many."""
-        return z @ self.root.T + self.shift
+        x = jnp.atleast_2d(z) @ self.root.T + self.shift[None, :]
+        return x.reshape(z.shape)
 
 
 class Whitened(AbstractKernel):

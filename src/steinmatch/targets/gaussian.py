@@ -1,12 +1,13 @@
 """Gaussian targets, and the normal mixture form that gives the analytic targets their closed forms."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
 from steinmatch._checks import positive_integer
 from steinmatch._types import ArrayLike, Scalar, Vector, float64, plain
@@ -27,8 +28,8 @@ class AbstractAnalyticTarget(AbstractTarget):
     mean: eqx.AbstractVar[np.ndarray]  # E[x], (d,)
     second_moment: eqx.AbstractVar[np.ndarray]  # E[x_i^2], (d,)
     cov: eqx.AbstractVar[np.ndarray]  # (d, d)
-    sample: eqx.AbstractVar
-    as_mixture: eqx.AbstractVar
+    sample: eqx.AbstractVar[Callable]  # (key, n) -> n exact draws, (n, d)
+    as_mixture: eqx.AbstractVar[Callable]  # () -> NormalMixture
 
 
 class Gaussian(AbstractAnalyticTarget):
@@ -129,7 +130,7 @@ def exact_mixture_moments(mixture: NormalMixture) -> tuple[np.ndarray, np.ndarra
 
 
 @float64
-def sample_mixture(mixture: NormalMixture, key: PRNGKeyArray, n: int) -> Array:
+def sample_mixture(mixture: NormalMixture, key: PRNGKeyArray, n: int) -> Float[np.ndarray, "n d"]:
     """n exact draws from a normal mixture with identity covariance."""
     which_key, noise_key = jax.random.split(key)
     which = jax.random.choice(which_key, len(mixture.weights), (n,), p=jnp.asarray(mixture.weights))
