@@ -1,6 +1,6 @@
 """One full RBF-median SVGD step beside BlackJAX and NumPyro, and the peak memory of a large one.
 
-    python -m benchmarks.step
+python -m benchmarks.step
 """
 
 import resource

@@ -8,7 +8,7 @@ import pytest
 import steinmatch as sm
 from steinmatch import stein, svgd
 from steinmatch.kernels import AbstractRadialKernel
-from tests.registry import D, KERNELS, N, PARTICLES, TARGET, held, numpy_kernel, numpy_velocity
+from tests.registry import KERNELS, PARTICLES, TARGET, D, N, held, numpy_kernel, numpy_velocity
 
 SCORES = -(PARTICLES - TARGET.mean) @ np.linalg.inv(TARGET.cov)
 WEIGHTS = np.linspace(0.5, 2.0, N)

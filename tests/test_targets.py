@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import steinmatch as sm
-from steinmatch.targets import Gaussian, GaussBernoulliRBM, GaussianMixture
+from steinmatch.targets import GaussBernoulliRBM, Gaussian, GaussianMixture
 
 KEY = jax.random.key(0)
 TARGETS = {
@@ -85,7 +85,7 @@ def test_random_models_are_the_papers():
     rbm = GaussBernoulliRBM.random(KEY)
     assert rbm.B.shape == (100, 10) and set(np.unique(np.abs(rbm.B))) == {0.1}
     mixture = GaussianMixture.random(KEY, alpha=2.0)
-    assert mixture.means.shape == (15, 100) and 0 <= mixture.means.min() and mixture.means.max() <= 2.0
+    assert mixture.means.shape == (15, 100) and mixture.means.min() >= 0 and mixture.means.max() <= 2.0
     np.testing.assert_allclose(mixture.weights, 1 / 15)
 
 

@@ -47,7 +47,11 @@ def median(values: Float[Array, " n"], mask: Bool[Array, " n"] | None = None) ->
         middle = 0.5 * (low + high)
         below = jnp.sum(low_values <= middle)
         enough = below >= rank
-        return jnp.where(enough, low, middle), jnp.where(enough, middle, high), jnp.where(enough, below, count)
+        return (
+            jnp.where(enough, low, middle),
+            jnp.where(enough, middle, high),
+            jnp.where(enough, below, count),
+        )
 
     least = jnp.min(low_values)
     at_least = jnp.sum(low_values <= least)
@@ -60,9 +64,7 @@ def median(values: Float[Array, " n"], mask: Bool[Array, " n"] | None = None) ->
     return jnp.where(total % 2 == 1, lower, 0.5 * (lower + upper))
 
 
-def map_row_blocks(
-    function: Callable[..., Array], *arrays: Float[Array, "n ..."], rows: int
-) -> Float[Array, "n ..."]:
+def map_row_blocks(function: Callable[..., Array], *arrays: Float[Array, "n ..."], rows: int) -> Float[Array, "n ..."]:
     """function(block, ...) over blocks of `rows` rows of the arrays, one after another; results joined by rows."""
     n = arrays[0].shape[0]
     n_blocks = -(-n // rows)

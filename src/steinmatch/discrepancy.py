@@ -81,13 +81,17 @@ def _ksd_squared(
     if not distinct:
         return total
     diagonal = jax.lax.map(
-        lambda pair: stein_kernel_matrix(kernel, *(p[None, :] for p in (*pair, *pair)))[0, 0], (particles, scores)
+        lambda pair: stein_kernel_matrix(kernel, *(p[None, :] for p in (*pair, *pair)))[0, 0],
+        (particles, scores),
     )
     return (total - weights**2 @ diagonal) / (1.0 - jnp.sum(weights**2))
 
 
 def _pair_sum(
-    kernel: AbstractKernel, particles: Float[Array, "n d"], scores: Float[Array, "n d"], weights: Float[Array, " n"]
+    kernel: AbstractKernel,
+    particles: Float[Array, "n d"],
+    scores: Float[Array, "n d"],
+    weights: Float[Array, " n"],
 ) -> Float[Array, ""]:
     """sum_ij w_i w_j kappa_ij: from the residual for features, by row blocks otherwise."""
     n, d = particles.shape
@@ -146,7 +150,11 @@ def mmd(
 
 
 def _mean_kernel(
-    x: Float[Array, "n d"], w: Float[Array, " n"], y: Float[Array, "k d"], v: Float[Array, " k"], scale: Scalar
+    x: Float[Array, "n d"],
+    w: Float[Array, " n"],
+    y: Float[Array, "k d"],
+    v: Float[Array, " k"],
+    scale: Scalar,
 ) -> Float[Array, ""]:
     """sum_ij w_i v_j exp(-|x_i - y_j|^2 / (2 scale^2)), by row blocks."""
     kernel = RBF(scale)
@@ -159,11 +167,7 @@ def _mmd_squared_draws(draws: Array, particles: Array, scale: Scalar, weights: A
     centre = jnp.mean(draws, axis=0)[None, :]
     x, y = particles - centre, draws - centre
     w, v = normalised(weights, x.shape[0]), normalised(None, y.shape[0])
-    return (
-        _mean_kernel(x, w, x, w, scale)
-        - 2.0 * _mean_kernel(x, w, y, v, scale)
-        + _mean_kernel(y, v, y, v, scale)
-    )
+    return _mean_kernel(x, w, x, w, scale) - 2.0 * _mean_kernel(x, w, y, v, scale) + _mean_kernel(y, v, y, v, scale)
 
 
 @eqx.filter_jit
@@ -177,7 +181,7 @@ def _mmd_squared_mixture(
     x, means = (particles - centre) @ vectors, (means - centre) @ vectors
 
     def smoothed(a: Array, u: Array, b: Array, v: Array, copies: float) -> Array:
-        """sum u_i v_j E k over Gaussian noise of variance copies * C: an RBF of unit bandwidth in scaled coordinates."""
+        """sum u_i v_j E k over Gaussian noise of covariance copies * C: a unit RBF in scaled coordinates."""
         lengths = jnp.sqrt(copies * variances + scale**2)[None, :]
         determinant = jnp.prod(scale / lengths)
         return determinant * _mean_kernel(a / lengths, u, b / lengths, v, jnp.ones(()))

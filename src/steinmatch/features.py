@@ -1,4 +1,4 @@
-"""Kernels programmed from feature maps, k(x, y) = sum_l c_l phi_l(x) phi_l(y). A feature map is written for one point."""
+"""Kernels programmed from feature maps, written for one point: k(x, y) = sum_l c_l phi_l(x) phi_l(y)."""
 
 import functools
 import itertools
@@ -38,9 +38,7 @@ class Linear(AbstractFeatureKernel):
     def phi(self, x: Vector) -> Float[Array, " m"]:
         return jnp.concatenate([jnp.ones(1, x.dtype), x])
 
-    def mean_gradient(
-        self, particles: Float[Array, "n d"], weights: Float[Array, " n"]
-    ) -> Float[Array, "m d"]:
+    def mean_gradient(self, particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> Float[Array, "m d"]:
         d = particles.shape[1]
         return jnp.sum(weights) * jnp.concatenate([jnp.zeros((1, d)), jnp.eye(d)])
 
@@ -137,9 +135,7 @@ class RandomFourier(AbstractFeatureKernel):
         waves, phases = self._waves()
         return np.sqrt(2.0) * jnp.cos(waves @ x + phases)
 
-    def mean_gradient(
-        self, particles: Float[Array, "n d"], weights: Float[Array, " n"]
-    ) -> Float[Array, "m d"]:
+    def mean_gradient(self, particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> Float[Array, "m d"]:
         waves, phases = self._waves()
         return -np.sqrt(2.0) * (weights @ jnp.sin(particles @ waves.T + phases[None, :]))[:, None] * waves
 
@@ -177,7 +173,7 @@ class FeatureKernel(AbstractFeatureKernel):
         shape = jax.eval_shape(self.function, jax.ShapeDtypeStruct((dim,), jnp.float64)).shape
         if len(shape) != 1:
             raise ValueError(
-                f"FeatureKernel: phi must return a vector of m features for a point of shape ({dim},), got shape {shape}."
+                f"FeatureKernel: phi must return a vector of m features for a point of shape ({dim},), got {shape}."
             )
         return shape[0]
 

@@ -10,6 +10,7 @@
 import dataclasses
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -86,7 +87,7 @@ class Fit:
         names, values = constrained_values(self.target, self.particles)
         return summarise(names, values, self.weights, self._verdict())
 
-    def plot(self, path: str | None = None, parameters: list[str] | None = None) -> Any:
+    def plot(self, path: str | Path | None = None, parameters: list[str] | None = None) -> Any:
         """The particles in pairs of parameters, with their marginals; written to `path` where one is given."""
         names, values = constrained_values(self.target, self.particles)
         return plot_particles(names, values, self.weights, parameters, path)
@@ -136,10 +137,10 @@ def fit(
     started = time.monotonic()
     if not isinstance(target, AbstractTarget):
         raise TypeError(
-            f"fit: target must be a Target, got {type(target).__name__}. Wrap a log density: Target(log_density, dim=d)."
+            f"fit: target must be a Target, got {type(target).__name__}; use Target(log_density, dim=d) for a log density."
         )
-    kernel = _named(kernel, AbstractKernel, _KERNELS, "kernel")
-    solver = _named(solver, AbstractSolver, _SOLVERS, "solver")
+    chosen_kernel: AbstractKernel = _named(kernel, AbstractKernel, _KERNELS, "kernel")
+    chosen_solver: AbstractSolver = _named(solver, AbstractSolver, _SOLVERS, "solver")
     budget = Budget(
         None if max_steps is None else positive_integer(max_steps, "max_steps", "fit"),
         None if max_seconds is None else positive_number(max_seconds, "max_seconds", "fit"),
@@ -148,9 +149,9 @@ def fit(
     start_key, kernel_key = jax.random.split(jax.random.key(seed))
     particles = _start(target, n_particles, init, start_key)
     n = particles.shape[0]
-    problem = Problem(target, kernel.bind(kernel_key, particles), jnp.full(n, 1.0 / n))
-    with progress_bar(progress, f"{type(solver).__name__}, {n} particles", budget.max_steps) as report:
-        solution = solve(solver, problem, particles, budget, report)
+    problem = Problem(target, chosen_kernel.bind(kernel_key, particles), jnp.full(n, 1.0 / n))
+    with progress_bar(progress, f"{type(chosen_solver).__name__}, {n} particles", budget.max_steps) as report:
+        solution = solve(chosen_solver, problem, particles, budget, report)
     return Fit(
         target=target,
         kernel=plain(solution.kernel),
@@ -179,9 +180,7 @@ def _named(value: Any, kind: type, known: dict[str, Callable], what: str) -> Any
     return value
 
 
-def _start(
-    target: AbstractTarget, n_particles: int | None, init: Any, key: PRNGKeyArray
-) -> Float[Array, "n d"]:
+def _start(target: AbstractTarget, n_particles: int | None, init: Any, key: PRNGKeyArray) -> Float[Array, "n d"]:
     """The checked start: shapes, finite values, and finite log densities and scores."""
     n = 100 if n_particles is None else positive_integer(n_particles, "n_particles", "fit")
     if init is None:
@@ -205,7 +204,7 @@ def _start(
 
 
 @eqx.filter_jit
-def _evaluate_start(target: AbstractTarget, particles: Array) -> tuple[Array, Array]:
+def _evaluate_start(target: AbstractTarget, particles: Any) -> tuple[Array, Array]:
     scores = scores_at(target, particles)
     if target.log_density is None:
         return jnp.zeros(particles.shape[0]), scores

@@ -35,7 +35,10 @@ def plot_particles(
                 axis.set_visible(False)
             elif row == column:
                 _draw_marginal(axis, x, weights)
-                axis.set_title(f"{row_name}: {weights @ x:.3g} ± {np.sqrt(weights @ (x - weights @ x) ** 2):.2g}", fontsize=8)
+                axis.set_title(
+                    f"{row_name}: {weights @ x:.3g} ± {np.sqrt(weights @ (x - weights @ x) ** 2):.2g}",
+                    fontsize=8,
+                )
             else:
                 axis.scatter(x, y, s=9, alpha=0.6, color=_COLOUR, linewidths=0)
             if row == k - 1:

@@ -77,9 +77,7 @@ def _residual(
     return residual_at(kernel.hold(particles), particles, scores, normalised(weights, particles.shape[0]))
 
 
-def stein_kernel(
-    kernel: AbstractKernel, x: Vector, score_x: Vector, y: Vector, score_y: Vector
-) -> Float[Array, ""]:
+def stein_kernel(kernel: AbstractKernel, x: Vector, score_x: Vector, y: Vector, score_y: Vector) -> Float[Array, ""]:
     """kappa_p(x, y) = s_x.s_y k + s_x.grad_y k + s_y.grad_x k + tr grad_x grad_y k, by autodiff of any kernel."""
     value = kernel(x, y)
     grad_x, grad_y = jax.grad(kernel, argnums=(0, 1))(x, y)
@@ -117,9 +115,7 @@ def stein_kernel_matrix(
             return _autodiff_matrix(kernel, x, scores_x, y, scores_y)
 
 
-def _images(
-    kernel: AbstractKernel, points: Float[Array, "n d"], scores: Float[Array, "n d"]
-) -> Float[Array, "n m d"]:
+def _images(kernel: AbstractKernel, points: Float[Array, "n d"], scores: Float[Array, "n d"]) -> Float[Array, "n m d"]:
     """(P phi_l)(x_i) for all particles and features."""
     return jax.vmap(lambda x, s: kernel.phi(x)[:, None] * s[None, :] + jax.jacfwd(kernel.phi)(x))(points, scores)
 

@@ -179,8 +179,8 @@ def scaled_residual_at(
     """The scale-free residual that stop rules and certificates use.
 
     For m <= n features: G L, with row l divided by the standard deviation of phi_l over the particles (by 1 for a
-    constant). For full-rank kernels and for m > n, where G = 0 has no solution in general: V L, the velocity in whitened
-    coordinates. L is `root`, or else a square root of the particles' covariance.
+    constant). For full-rank kernels and for m > n, where G = 0 has no solution in general: V L, the velocity in
+    whitened coordinates. L is `root`, or else a square root of the particles' covariance.
     """
     n, d = particles.shape
     root = covariance_root(particles, weights) if root is None else root

@@ -54,9 +54,7 @@ class AbstractKernel(eqx.Module):
         """The weights c_l > 0 of the features in the kernel."""
         raise TypeError(f"{self!r:.60} is a full-rank kernel without a feature map; use features, e.g. RandomFourier.")
 
-    def mean_gradient(
-        self, particles: Float[Array, "n d"], weights: Float[Array, " n"]
-    ) -> Float[Array, "m d"]:
+    def mean_gradient(self, particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> Float[Array, "m d"]:
         """sum_i w_i grad phi_l(x_i), by forward differentiation of a common shift of all particles: O(n m) memory."""
 
         def mean_features(shift: Vector) -> Float[Array, " m"]:
@@ -111,9 +109,7 @@ class Sum(AbstractKernel):
     def feature_weights(self, dim: int) -> Float[Array, " m"]:
         return jnp.concatenate([term.feature_weights(dim) for term in self.terms])
 
-    def mean_gradient(
-        self, particles: Float[Array, "n d"], weights: Float[Array, " n"]
-    ) -> Float[Array, "m d"]:
+    def mean_gradient(self, particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> Float[Array, "m d"]:
         return jnp.concatenate([term.mean_gradient(particles, weights) for term in self.terms])
 
 
@@ -141,9 +137,7 @@ class Scaled(AbstractKernel):
     def feature_weights(self, dim: int) -> Float[Array, " m"]:
         return self.factor * self.kernel.feature_weights(dim)
 
-    def mean_gradient(
-        self, particles: Float[Array, "n d"], weights: Float[Array, " n"]
-    ) -> Float[Array, "m d"]:
+    def mean_gradient(self, particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> Float[Array, "m d"]:
         return self.kernel.mean_gradient(particles, weights)
 
 
@@ -203,9 +197,7 @@ class Whitened(AbstractKernel):
     def feature_weights(self, dim: int) -> Float[Array, " m"]:
         return self.kernel.feature_weights(dim)
 
-    def mean_gradient(
-        self, particles: Float[Array, "n d"], weights: Float[Array, " n"]
-    ) -> Float[Array, "m d"]:
+    def mean_gradient(self, particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> Float[Array, "m d"]:
         frame = self._frame()
         gradient = self.kernel.mean_gradient(frame.whiten(particles), weights)
         return jax.scipy.linalg.solve_triangular(frame.root, gradient.T, lower=True, trans="T").T

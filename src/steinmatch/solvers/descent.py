@@ -1,5 +1,7 @@
 """SVGD as it is usually run: small steps along the velocity, with any optax rule."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -28,8 +30,8 @@ class Descent(AbstractSolver):
     - `atol`: ... or when the largest entry of the scaled residual is below this.
     - `chunk`: steps that are compiled into one loop; between chunks progress is shown and Ctrl-C heard.
 
-    The history has one row a step: `velocity` (root mean square), `residual` (largest scaled entry), `bandwidth` (nan for
-    kernels without one) and `spread` (root of the mean variance of the particles).
+    The history has one row a step: `velocity` (root mean square), `residual` (largest scaled entry), `bandwidth` (nan
+    for kernels without one) and `spread` (root of the mean variance of the particles).
     """
 
     rule: optax.GradientTransformation = eqx.field(static=True)
@@ -134,19 +136,19 @@ def _chunk(
     rows: int,
     problem: Problem,
     start: tuple,
-    steps: Array,
-    tolerances: tuple[Array, Array],
+    steps: Any,
+    tolerances: tuple[Any, Any],
 ) -> tuple[tuple, Float[Array, "rows 4"], Array]:
     """Up to `steps` descent steps in one compiled loop that ends early at the tolerances or at non-finite values."""
 
     def going(carry: tuple) -> Array:
-        _, table, taken, done = carry
+        _, _, taken, done = carry
         return (taken < steps) & ~done
 
     def body(carry: tuple) -> tuple:
         (particles, rule_state, velocity), table, taken, _ = carry
         updates, rule_state = rule.update(-velocity, rule_state, particles)
-        particles = optax.apply_updates(particles, updates)
+        particles = jnp.asarray(optax.apply_updates(particles, updates))
         velocity, row = _measure(problem, particles)
         done = (row[0] <= tolerances[0]) | (row[1] <= tolerances[1]) | ~jnp.isfinite(row[0] + row[3])
         return (particles, rule_state, velocity), table.at[taken].set(row), taken + 1, done

@@ -46,9 +46,7 @@ class Gaussian(AbstractAnalyticTarget):
     def __init__(self, mean: ArrayLike, cov: ArrayLike):
         mean, cov = np.asarray(mean, np.float64), np.asarray(cov, np.float64)
         if mean.ndim != 1 or cov.shape != (mean.size, mean.size):
-            raise ValueError(
-                f"Gaussian: mean must have shape (d,) and cov (d, d), got {mean.shape} and {cov.shape}."
-            )
+            raise ValueError(f"Gaussian: mean must have shape (d,) and cov (d, d), got {mean.shape} and {cov.shape}.")
         if not np.isfinite(mean).all() or not np.allclose(cov, cov.T, rtol=1e-10, atol=0.0):
             raise ValueError("Gaussian: mean must be finite and cov symmetric.")
         try:

@@ -69,9 +69,7 @@ class GaussianMixture(AbstractAnalyticTarget):
 
     @staticmethod
     @float64
-    def random(
-        key: PRNGKeyArray, dim: int = 100, alpha: float = 1.0, components: int = 15
-    ) -> "GaussianMixture":
+    def random(key: PRNGKeyArray, dim: int = 100, alpha: float = 1.0, components: int = 15) -> "GaussianMixture":
         """The paper's random mixture: equal weights, means alpha * Unif[0, 1]^d."""
         dim = positive_integer(dim, "dim", "GaussianMixture.random")
         components = positive_integer(components, "components", "GaussianMixture.random")

@@ -16,6 +16,9 @@ class Tempered(AbstractTarget):
     end: AbstractTarget
     temperature: Scalar
 
+    def __init__(self, start: AbstractTarget, end: AbstractTarget, temperature: Scalar):
+        self.start, self.end, self.temperature = start, end, temperature
+
     @property
     def dim(self) -> int:
         return self.end.dim
