@@ -137,7 +137,8 @@ def fit(
     started = time.monotonic()
     if not isinstance(target, AbstractTarget):
         raise TypeError(
-            f"fit: target must be a Target, got {type(target).__name__}; use Target(log_density, dim=d) for a log density."
+            f"fit: target must be a Target, got {type(target).__name__}. "
+            "For a log density write Target(log_density, dim=d)."
         )
     chosen_kernel: AbstractKernel = _named(kernel, AbstractKernel, _KERNELS, "kernel")
     chosen_solver: AbstractSolver = _named(solver, AbstractSolver, _SOLVERS, "solver")
