@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 # A block of rows of an n x n matrix holds about this many entries (16 MiB in float64): measured on 2 cores, blocks
 # between 2^20 and 2^22 entries are equally fast, and smaller ones lose to loop overhead.
@@ -111,3 +111,10 @@ def covariance_root(particles: Float[Array, "n d"], weights: Float[Array, " n"])
 def normalised(weights: Float[Array, " n"] | None, n: int) -> Float[Array, " n"]:
     """Weights that sum to one; equal ones for None."""
     return jnp.full(n, 1.0 / n) if weights is None else weights / jnp.sum(weights)
+
+
+def numerical_rank(matrix: Float[Array, "n m"]) -> Int[Array, ""]:
+    """The number of singular values above rounding, for columns scaled to length one."""
+    lengths = jnp.linalg.norm(matrix, axis=0)
+    values = jnp.linalg.svd(matrix / jnp.where(lengths > 0.0, lengths, 1.0)[None, :], compute_uv=False)
+    return jnp.sum(values > max(matrix.shape) * jnp.finfo(matrix.dtype).eps * values[0])

@@ -20,12 +20,24 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from steinmatch._checks import as_particles, known_name, positive_integer, positive_number
+from steinmatch._linalg import numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.features import Linear, LinearRandom
-from steinmatch.kernels import IMQ, RBF, AbstractKernel, Matern
+from steinmatch.kernels import IMQ, RBF, AbstractKernel, AffineMap, Matern
 from steinmatch.plots import plot_particles
 from steinmatch.progress import progress_bar
-from steinmatch.solvers import AbstractSolver, Budget, Descent, Problem, solve
+from steinmatch.solvers import (
+    AbstractSolver,
+    Affine,
+    Annealed,
+    Budget,
+    Chain,
+    Descent,
+    LevenbergMarquardt,
+    Problem,
+    Solution,
+)
+from steinmatch.stein import features_at
 from steinmatch.summary import Summary, summarise
 from steinmatch.targets import AbstractTarget, constrained_values, scores_at
 
@@ -36,7 +48,12 @@ _KERNELS: dict[str, Callable[[], AbstractKernel]] = {
     "matern": Matern,
     "rbf": RBF,
 }
-_SOLVERS: dict[str, Callable[[], AbstractSolver]] = {"descent": Descent}
+_SOLVERS: dict[str, Callable[[], AbstractSolver]] = {
+    "affine": Affine,
+    "annealed": Annealed,
+    "descent": Descent,
+    "levenberg-marquardt": LevenbergMarquardt,
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,8 +70,10 @@ class Fit:
     n_steps: int
     n_gradients: int  # score evaluations
     n_hvps: int  # Hessian-vector products
+    n_nonfinite: int  # trials that met a non-finite score
     seconds: float
     history: dict[str, np.ndarray]
+    frame: AffineMap | None  # x = mu + L z of the affine phase, where there was one
     seed: int
 
     @property
@@ -110,13 +129,14 @@ def fit(
     n_particles: int | None = None,
     *,
     kernel: AbstractKernel | str = "rbf",
-    solver: AbstractSolver | str = "descent",
+    solver: AbstractSolver | str = "auto",
     init: ArrayLike | Callable[[PRNGKeyArray, int], ArrayLike] | None = None,
     seed: int = 0,
     max_steps: int | None = None,
     max_seconds: float | None = None,
     max_gradients: int | None = None,
     progress: bool = True,
+    ensure_rank: bool = False,
 ) -> Fit:
     """Particles at a fixed point of SVGD, v(x_i) = 0 for all i.
 
@@ -125,12 +145,15 @@ def fit(
     - `target`: a `Target`, or one of `steinmatch.targets`.
     - `n_particles`: n; 100 unless given here or by `init`.
     - `kernel`: what the particles must match; a kernel, or the name of one with its defaults.
-    - `solver`: how the fixed point is reached.
+    - `solver`: how the fixed point is reached. "auto": the affine phase and Levenberg-Marquardt for feature kernels;
+      the affine phase, descent and Levenberg-Marquardt for full-rank kernels.
     - `init`: the start: an array (n, d), or a function (key, n) -> (n, d) such as the `sample` of a target; standard
       normal draws by default.
     - `seed`: of the start and of random features. Same seed, same result.
     - `max_steps`, `max_seconds`, `max_gradients`: the budget; the best particles so far are returned.
     - `progress`: show a bar where the output is a terminal.
+    - `ensure_rank`: where the features' rank condition (Theorem 3.2) fails although n >= m, run again with half as many
+      particles more, up to three times; the reason says so.
 
     A solve that does not converge returns its best particles with `converged=False` and the `reason`; so does Ctrl-C.
     """
@@ -141,7 +164,9 @@ def fit(
             "For a log density write Target(log_density, dim=d)."
         )
     chosen_kernel: AbstractKernel = _named(kernel, AbstractKernel, _KERNELS, "kernel")
-    chosen_solver: AbstractSolver = _named(solver, AbstractSolver, _SOLVERS, "solver")
+    chosen_solver: AbstractSolver | None = (
+        None if solver == "auto" else _named(solver, AbstractSolver, _SOLVERS, "solver")
+    )
     budget = Budget(
         None if max_steps is None else positive_integer(max_steps, "max_steps", "fit"),
         None if max_seconds is None else positive_number(max_seconds, "max_seconds", "fit"),
@@ -149,31 +174,58 @@ def fit(
     )
     start_key, kernel_key = jax.random.split(jax.random.key(seed))
     particles = _start(target, n_particles, init, start_key)
-    n = particles.shape[0]
-    problem = Problem(target, chosen_kernel.bind(kernel_key, particles), jnp.full(n, 1.0 / n))
-    with progress_bar(progress, f"{type(chosen_solver).__name__}, {n} particles", budget.max_steps) as report:
-        solution = solve(chosen_solver, problem, particles, budget, report)
+    notes = ""
+    for attempt in range(4):
+        n = particles.shape[0]
+        problem = Problem(target, chosen_kernel.bind(kernel_key, particles), jnp.full(n, 1.0 / n))
+        used = _automatic(problem, n) if chosen_solver is None else chosen_solver
+        with progress_bar(progress, f"{type(used).__name__}, {n} particles", budget.max_steps) as report:
+            solution = used.solve(problem, particles, budget, report)
+        rank, m = _rank(solution)
+        if not ensure_rank or m is None or m > n or rank >= m or attempt == 3:
+            break
+        more = n + max(1, n // 2)
+        notes += f"; the features had rank {rank} of {m} at n={n}, so it ran again with n={more}"
+        particles = _start(target, more, init if callable(init) else None, start_key)
     return Fit(
         target=target,
         kernel=plain(solution.kernel),
         particles=plain(solution.particles),
         weights=np.full(n, 1.0 / n),
         converged=solution.converged,
-        reason=solution.reason,
+        reason=solution.reason + notes,
         residual=solution.residual,
         n_steps=solution.n_steps,
         n_gradients=solution.n_gradients,
         n_hvps=solution.n_hvps,
+        n_nonfinite=solution.n_nonfinite,
         seconds=time.monotonic() - started,
         history=solution.history,
+        frame=plain(solution.frame),
         seed=seed,
     )
+
+
+def _automatic(problem: Problem, n: int) -> AbstractSolver:
+    """The solver that "auto" stands for."""
+    m = problem.kernel.n_features(problem.target.dim)
+    if m is None or m > n:
+        return Chain(Affine(), Descent(n_steps=1000), LevenbergMarquardt())
+    return Chain(Affine(), LevenbergMarquardt())
+
+
+def _rank(solution: Solution) -> tuple[int, int | None]:
+    """The rank of Phi and its number m of features; None for a full-rank kernel."""
+    m = solution.kernel.n_features(solution.particles.shape[1])
+    if m is None:
+        return 0, None
+    return int(numerical_rank(features_at(solution.kernel, solution.particles))), m
 
 
 def _named(value: Any, kind: type, known: dict[str, Callable], what: str) -> Any:
     """An object as it is; a name as the object it stands for."""
     if isinstance(value, str):
-        return known[known_name(value, known, what, "fit")]()
+        return known[known_name(value, {*known, "auto"} if what == "solver" else known, what, "fit")]()
     if isinstance(value, type) and issubclass(value, kind):
         raise TypeError(f"fit: {what} must be an object, got the class {value.__name__}; write {value.__name__}().")
     if not isinstance(value, kind):

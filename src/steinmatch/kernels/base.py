@@ -42,6 +42,10 @@ class AbstractKernel(eqx.Module):
         """The kernel with its bandwidths held at their values for these particles."""
         return self
 
+    def reframe(self, frame: "AffineMap") -> "AbstractKernel":
+        """The kernel with the affine map of its whitened parts replaced, where the user left that map open."""
+        return self
+
     def n_features(self, dim: int) -> int | None:
         """m for a kernel of m features, k(x, y) = sum_l c_l phi_l(x) phi_l(y); None for a full-rank kernel."""
         return None
@@ -94,6 +98,9 @@ class Sum(AbstractKernel):
     def hold(self, particles: Float[Array, "n d"]) -> "Sum":
         return Sum(tuple(term.hold(particles) for term in self.terms))
 
+    def reframe(self, frame: "AffineMap") -> "Sum":
+        return Sum(tuple(term.reframe(frame) for term in self.terms))
+
     def n_features(self, dim: int) -> int | None:
         total = 0
         for term in self.terms:
@@ -127,6 +134,9 @@ class Scaled(AbstractKernel):
 
     def hold(self, particles: Float[Array, "n d"]) -> "Scaled":
         return Scaled(self.kernel.hold(particles), self.factor)
+
+    def reframe(self, frame: "AffineMap") -> "Scaled":
+        return Scaled(self.kernel.reframe(frame), self.factor)
 
     def n_features(self, dim: int) -> int | None:
         return self.kernel.n_features(dim)
@@ -162,11 +172,17 @@ class AffineMap(eqx.Module):
 class Whitened(AbstractKernel):
     """k(z_x, z_y) with z = L^{-1} (x - mu): a kernel of the whitened point, a different kernel than k(x, y).
 
-    mu and L are the mean and a Cholesky root of the covariance of the particles at binding, unless `frame` is given.
+    mu and L are those of the affine phase or, without one, the mean and a Cholesky root of the covariance of the
+    particles at binding; or those of `frame`, where it is given.
     """
 
     kernel: AbstractKernel
-    frame: AffineMap | None = None
+    frame: AffineMap | None
+    given: bool = eqx.field(static=True)  # the user gave the frame: it stays
+
+    def __init__(self, kernel: AbstractKernel, frame: AffineMap | None = None, given: bool | None = None):
+        self.kernel, self.frame = kernel, frame
+        self.given = frame is not None if given is None else given
 
     def _frame(self) -> AffineMap:
         if self.frame is None:
@@ -182,11 +198,14 @@ class Whitened(AbstractKernel):
         if frame is None:
             weights = normalised(None, particles.shape[0])
             frame = AffineMap(weights @ particles, covariance_root(particles, weights))
-        return Whitened(self.kernel.bind(key, frame.whiten(particles)), frame)
+        return Whitened(self.kernel.bind(key, frame.whiten(particles)), frame, self.given)
 
     def hold(self, particles: Float[Array, "n d"]) -> "Whitened":
         frame = self._frame()
-        return Whitened(self.kernel.hold(frame.whiten(particles)), frame)
+        return Whitened(self.kernel.hold(frame.whiten(particles)), frame, self.given)
+
+    def reframe(self, frame: AffineMap) -> "Whitened":
+        return self if self.given else Whitened(self.kernel, frame, self.given)
 
     def n_features(self, dim: int) -> int | None:
         return self.kernel.n_features(dim)

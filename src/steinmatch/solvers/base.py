@@ -14,16 +14,21 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float
 
-from steinmatch.kernels import AbstractKernel
+from steinmatch.kernels import AbstractKernel, AffineMap
 from steinmatch.targets import AbstractTarget
 
 
 class Problem(eqx.Module):
-    """The fixed point equation: target, bound kernel, and weights of the particles that sum to one."""
+    """The fixed point equation: target, bound kernel, weights of the particles that sum to one.
+
+    `frame` is the affine map x = mu + L z that an affine phase found: it makes the unknowns z and the residuals G L of the
+    solvers scale-free, and never changes the kernel.
+    """
 
     target: AbstractTarget
     kernel: AbstractKernel
     weights: Float[Array, " n"]
+    frame: AffineMap | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +41,10 @@ class Iterate:
     n_steps: int = 0
     n_gradients: int = 0
     n_hvps: int = 0
+    n_nonfinite: int = 0  # trials that met a non-finite score
     converged: bool = False
     reason: str = ""  # why the solver ended; empty while it goes on
+    frame: AffineMap | None = None
     history: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # of the steps just taken
     memory: Any = None  # the solver's own
 
@@ -54,7 +61,10 @@ class Solution:
     n_steps: int
     n_gradients: int
     n_hvps: int
+    n_nonfinite: int
+    frame: AffineMap | None
     history: dict[str, np.ndarray]
+    interrupted: bool = False  # by Ctrl-C
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +74,14 @@ class Budget:
     max_steps: int | None = None
     max_seconds: float | None = None
     max_gradients: int | None = None
+
+    def minus(self, solution: "Solution", seconds: float) -> "Budget":
+        """What is left after a solve."""
+        return Budget(
+            None if self.max_steps is None else max(0, self.max_steps - solution.n_steps),
+            None if self.max_seconds is None else max(0.0, self.max_seconds - seconds),
+            None if self.max_gradients is None else max(0, self.max_gradients - solution.n_gradients),
+        )
 
     def spent(self, iterate: Iterate, started: float) -> str:
         """Which limit is reached, in words; empty while there is budget."""
@@ -77,7 +95,30 @@ class Budget:
 
 
 class AbstractSolver(eqx.Module):
-    """How a fixed point is reached. Steps are compiled; a step may stand for many small ones."""
+    """How a fixed point is reached."""
+
+    @abc.abstractmethod
+    def solve(
+        self,
+        problem: Problem,
+        particles: Float[Array, "n d"],
+        budget: Budget,
+        report: Callable[[Iterate], None],
+    ) -> Solution:
+        """The best particles within the budget; `report` is told of every iterate."""
+
+
+class AbstractStepSolver(AbstractSolver):
+    """A solver in steps. Steps are compiled; a step may stand for many small ones."""
+
+    def solve(
+        self,
+        problem: Problem,
+        particles: Float[Array, "n d"],
+        budget: Budget,
+        report: Callable[[Iterate], None],
+    ) -> Solution:
+        return iterate_steps(self, problem, particles, budget, report)
 
     @abc.abstractmethod
     def init(self, problem: Problem, particles: Float[Array, "n d"]) -> Iterate:
@@ -88,17 +129,17 @@ class AbstractSolver(eqx.Module):
         """The next iterate; with a `reason` where the solver ends by itself."""
 
 
-def solve(
-    solver: AbstractSolver,
+def iterate_steps(
+    solver: AbstractStepSolver,
     problem: Problem,
     particles: Float[Array, "n d"],
     budget: Budget,
-    report: Callable[[Iterate], None] = lambda iterate: None,
+    report: Callable[[Iterate], None],
 ) -> Solution:
     """Run the solver to its end, the end of the budget, or Ctrl-C."""
     started = time.monotonic()
     iterate = best = solver.init(problem, particles)
-    histories = [iterate.history]
+    histories, interrupted = [iterate.history], False
     try:
         while not iterate.reason:
             spent = budget.spent(iterate, started)
@@ -111,6 +152,7 @@ def solve(
                 best = iterate
             report(iterate)
     except KeyboardInterrupt:
+        interrupted = True
         iterate = dataclasses.replace(iterate, reason="interrupted by the user; the best particles so far")
     reason = iterate.reason
     if best is not iterate and best.n_steps != iterate.n_steps:
@@ -124,10 +166,16 @@ def solve(
         n_steps=iterate.n_steps,
         n_gradients=iterate.n_gradients,
         n_hvps=iterate.n_hvps,
-        history=_joined(histories),
+        n_nonfinite=iterate.n_nonfinite,
+        frame=best.frame,
+        history=joined(histories),
+        interrupted=interrupted,
     )
 
 
-def _joined(histories: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def joined(histories: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """One history after another; a column that one of them lacks is nan there."""
     names = {name: None for history in histories for name in history}
-    return {name: np.concatenate([history[name] for history in histories if name in history]) for name in names}
+    lengths = [max((len(column) for column in history.values()), default=0) for history in histories]
+    parts = list(zip(histories, lengths, strict=True))
+    return {name: np.concatenate([h.get(name, np.full(rows, np.nan)) for h, rows in parts]) for name in names}

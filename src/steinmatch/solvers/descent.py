@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Float
 
 from steinmatch._checks import positive_integer, positive_number
-from steinmatch.solvers.base import AbstractSolver, Budget, Iterate, Problem
+from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
 from steinmatch.stein import held_bandwidth
 from steinmatch.svgd import scaled_residual_at, velocity_at
 from steinmatch.targets import scores_at
@@ -19,7 +19,7 @@ _ADAGRAD = optax.adagrad(0.5)  # one object, so that all default descents share 
 _HISTORY = ("velocity", "residual", "bandwidth", "spread")
 
 
-class Descent(AbstractSolver):
+class Descent(AbstractStepSolver):
     """x_i <- x_i + rule(v(x_i)), the bandwidth following its rule at every step.
 
     **Arguments:**
@@ -64,6 +64,7 @@ class Descent(AbstractSolver):
             kernel=_held(problem, particles),
             residual=float(measures[1]),
             n_gradients=particles.shape[0],
+            frame=problem.frame,
             history=_as_history(np.asarray(measures)[None, :]),
             memory=(self.rule.init(particles), velocity, measures[0]),
         )
@@ -97,6 +98,7 @@ class Descent(AbstractSolver):
             n_gradients=iterate.n_gradients + n * int(taken),
             converged=converged,
             reason=reason,
+            frame=problem.frame,
             history=_as_history(table),
             memory=(rule_state, velocity, first),
         )
@@ -115,7 +117,8 @@ def _measure(problem: Problem, particles: Array) -> tuple[Array, Array]:
     """The velocity, and the row (velocity, residual, bandwidth, spread) of the history."""
     kernel, scores = problem.kernel.hold(particles), scores_at(problem.target, particles)
     velocity = velocity_at(kernel, particles, scores, problem.weights)
-    residual = scaled_residual_at(kernel, particles, scores, problem.weights)
+    root = None if problem.frame is None else problem.frame.root
+    residual = scaled_residual_at(kernel, particles, scores, problem.weights, root)
     mean = problem.weights @ particles
     variance = problem.weights @ (particles - mean[None, :]) ** 2
     row = [
