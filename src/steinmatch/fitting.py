@@ -174,26 +174,29 @@ def fit(
     )
     start_key, kernel_key = jax.random.split(jax.random.key(seed))
     particles = _start(target, n_particles, init, start_key)
-    notes = ""
-    for attempt in range(4):
+    reruns = ""
+    attempt = 0
+    while True:
+        attempt += 1
         n = particles.shape[0]
         problem = Problem(target, chosen_kernel.bind(kernel_key, particles), jnp.full(n, 1.0 / n))
         used = _automatic(problem, n) if chosen_solver is None else chosen_solver
         with progress_bar(progress, f"{type(used).__name__}, {n} particles", budget.max_steps) as report:
             solution = used.solve(problem, particles, budget, report)
         rank, m = _rank(solution)
-        if not ensure_rank or m is None or m > n or rank >= m or attempt == 3:
+        if not ensure_rank or m is None or m > n or rank >= m or attempt > 3:
             break
         more = n + max(1, n // 2)
-        notes += f"; the features had rank {rank} of {m} at n={n}, so it ran again with n={more}"
+        reruns += f"; the features had rank {rank} of {m} at n={n}, so it ran again with n={more}"
         particles = _start(target, more, init if callable(init) else None, start_key)
+    short = "" if m is None or rank >= m else f"; the rank condition is not met: rank {rank} of {m} features"
     return Fit(
         target=target,
         kernel=plain(solution.kernel),
         particles=plain(solution.particles),
         weights=np.full(n, 1.0 / n),
         converged=solution.converged,
-        reason=solution.reason + notes,
+        reason=solution.reason + short + reruns,
         residual=solution.residual,
         n_steps=solution.n_steps,
         n_gradients=solution.n_gradients,

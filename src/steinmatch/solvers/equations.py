@@ -9,6 +9,7 @@ cannot differentiate. Every product with the Jacobian after that is free of the 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,7 +18,8 @@ from jaxtyping import Array, Float
 
 from steinmatch._linalg import map_row_blocks, rows_per_block
 from steinmatch._types import Vector
-from steinmatch.kernels import AbstractKernel, AffineMap
+from steinmatch.features import Linear
+from steinmatch.kernels import AbstractKernel, AffineMap, Scaled, Sum
 from steinmatch.stein import features_at, residual_at
 from steinmatch.svgd import scaled_residual_at, velocity_at
 from steinmatch.targets import AbstractTarget, scores_at
@@ -104,6 +106,51 @@ def linearised(
         return direct + jnp.einsum("nij,ni->nj", slopes, through_scores)
 
     return value, jacobian, transpose
+
+
+def balanced(
+    equations: Equations, jacobian: Callable[[Array], Array], transpose: Callable[[Array], Array], d: int
+) -> Callable[[Array], Array]:
+    """A change of the equations, F -> T F, that makes those of a linear block equally strong.
+
+    Linear features give the d x d equations E[z_i s_j] = -delta_ij. For a Gaussian target those of (i, j) and (j, i)
+    coincide; for a nearly Gaussian one their differences are weak equations, of a size eps that the target's other parts
+    set. T is the identity but for the antisymmetric part of that block, multiplied by 1 / eps, with eps measured from
+    two random probes of J^T. On the paper's RBM conjugate gradients do not resolve those equations without it.
+    """
+    first = linear_rows(equations.kernel, d)
+    if first is None or equations.scale is None:
+        return lambda value: value
+    rows = slice(first, first + d)
+    scale = equations.scale[rows][:, None]
+    root = equations.frame.root
+
+    def change(value: Array, strength: Any) -> Array:
+        block = jax.scipy.linalg.solve_triangular(root, value[rows] * scale, lower=True)
+        block = 0.5 * (block + block.T) + strength * 0.5 * (block - block.T)
+        return value.at[rows].set(block)
+
+    def size(block: Float[Array, "d d"]) -> Array:
+        placed = jnp.zeros((equations.scale.shape[0], d)).at[rows].set(block)  # type: ignore[union-attr]
+        (pulled,) = jax.linear_transpose(lambda value: change(value, 1.0), placed)(placed)
+        return jnp.linalg.norm(transpose(pulled)) / jnp.linalg.norm(block)
+
+    probe = jax.random.normal(jax.random.key(0), (d, d), jnp.float64)
+    eps = size(probe - probe.T) / size(probe + probe.T)
+    # A target that is Gaussian to rounding has no such equations: nothing to strengthen.
+    strength = jnp.where(eps > 1e-8, 1.0 / jnp.clip(eps, 1e-3, 1.0), 1.0)
+    return lambda value: change(value, strength)
+
+
+def linear_rows(kernel: AbstractKernel, d: int) -> int | None:
+    """The first row of G that belongs to the features x_1 ... x_d; None for a kernel without linear features."""
+    first = 0
+    for term in kernel.terms if isinstance(kernel, Sum) else (kernel,):
+        inner = term.kernel if isinstance(term, Scaled) else term
+        if isinstance(inner, Linear):
+            return first + 1
+        first += term.n_features(d) or 0
+    return None
 
 
 def dense_jacobian(

@@ -19,6 +19,7 @@ it ends in a valley without a fixed point, the particles are shaken a little and
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -33,6 +34,7 @@ from steinmatch.kernels import AbstractKernel, AffineMap
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
 from steinmatch.solvers.equations import (
     Equations,
+    balanced,
     dense_jacobian,
     equations_at,
     largest_residual,
@@ -47,11 +49,15 @@ from steinmatch.targets import AbstractTarget
 _LEAST_DAMPING = 1e-14  # relative to the mean diagonal of J J^T
 _RAISE_DENSE, _RAISE_KRYLOV, _LOWER = 3.0, 10.0, 0.2  # of the damping, after a failed and a successful trial
 _FIRST_DENSE, _FIRST_KRYLOV = 1e-3, 1e-1
+_FIRST_INNER = 300
+_SLOW = 0.96  # a step that leaves more than this of the residual gets more inner iterations, and acceleration
+_CORRECTION_TOLERANCE = 0.05
 _TRIALS = 15
 _PATIENCE, _PROGRESS = 25, 0.9  # stagnation: less than a tenth off the residual in so many steps
 _SHAKE = 0.03  # in whitened units
 _BANDWIDTH_RTOL = 5e-3
-_ROUNDING = 1e-14  # below this there is nothing to gain
+_NEAR = 1e-7  # a stall below this is an ill-conditioned fixed point, not a valley without one
+_ROUNDING = 1e-13  # below this there is nothing to gain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +70,7 @@ class _Memory:
     damping: float
     rounds: int  # bandwidths held so far
     shakes: int
+    inner: int  # conjugate gradient iterations allowed at present
     residuals: tuple[float, ...]  # of the steps since the bandwidth was last held or the particles shaken
 
 
@@ -76,7 +83,8 @@ class LevenbergMarquardt(AbstractStepSolver):
     - `n_steps`: the most steps.
     - `dense_limit`: with at most this many equations the Jacobian is a matrix and its systems are factorised; above, they
       are solved by conjugate gradients with Jacobian products alone. The answer is the same.
-    - `inner_steps`: the most conjugate gradient iterations of one step.
+    - `inner_steps`: the most conjugate gradient iterations of one step. It starts with fewer, and is allowed more where
+      steps with fewer do not lower the residual well.
     - `rounds`: the most times that the bandwidth is held anew at its rule's value, until both stand still.
     - `shakes`: how often a solve that has stalled is shaken and goes on (velocity form only).
     """
@@ -91,11 +99,11 @@ class LevenbergMarquardt(AbstractStepSolver):
     def __init__(
         self,
         tol: float = 1e-10,
-        n_steps: int = 1000,
+        n_steps: int = 400,
         dense_limit: int = 4000,
-        inner_steps: int = 300,
+        inner_steps: int = 3000,
         rounds: int = 8,
-        shakes: int = 4,
+        shakes: int = 10,
     ):
         self.tol = positive_number(tol, "tol", "LevenbergMarquardt")
         self.n_steps = positive_integer(n_steps, "n_steps", "LevenbergMarquardt")
@@ -111,7 +119,9 @@ class LevenbergMarquardt(AbstractStepSolver):
         n = particles.shape[0]
         z, scores, pulled = _finite_start(problem.target, frame, frame.whiten(particles))
         kernel, residual, row = _open(problem, frame, z, scores)
-        memory = _Memory(z, scores, frame, self._first_damping(kernel, n, z.shape[1]), 1, 0, (float(residual),))
+        memory = _Memory(
+            z, scores, frame, self._first_damping(kernel, n, z.shape[1]), 1, 0, _FIRST_INNER, (float(residual),)
+        )
         return self._iterate(
             frame.colour(z), kernel, float(residual), memory, Iterate(particles, kernel, np.inf), n, 0, pulled, row, 0
         )
@@ -121,28 +131,30 @@ class LevenbergMarquardt(AbstractStepSolver):
         n, d = memory.z.shape
         equations = _equations(iterate.kernel, memory.z, problem.weights, memory.frame)
         gradients, hvps = slope_cost(problem.target, n, d)
-        nonfinite, damping = 0, memory.damping
+        nonfinite, damping, inner = 0, memory.damping, min(memory.inner, self.inner_steps)
         dense = self._is_dense(iterate.kernel, n, d)
         at = (problem.target, equations, memory.z, memory.scores)
         system: Any = (_factored if dense else _matrix_free)(*at)
-        for _ in range(_TRIALS):
+        # Once below tol, one more trial at a time, for as long as each still gains a digit.
+        for _ in range(1 if memory.residuals[-1] <= self.tol else _TRIALS):
             strength = np.asarray(damping)  # an array: a number would be compiled in
-            trial = (
+            z, scores, before, after, residual, iterations = (
                 _dense_trial(*at, system, strength)
                 if dense
-                else _krylov_trial(*at, system, strength, self.inner_steps)
+                else _krylov_trial(*at, system, strength, np.asarray(inner))
             )
-            z, scores, before, after, residual = trial
-            gradients += 2 * n if dense else n
+            gradients += 2 * n
             nonfinite += int(not np.isfinite(after))
             if float(after) < float(before):
                 break
             damping *= _RAISE_DENSE if dense else _RAISE_KRYLOV
         else:
             return self._stalled(problem, iterate, memory, gradients, hvps, nonfinite)
+        if int(iterations) >= inner and float(after) > _SLOW * float(before):
+            inner = min(2 * inner, self.inner_steps)
         lowered = max(damping * (_LOWER if float(after) > 0.2 * float(before) else 0.01), _LEAST_DAMPING)
         residuals = (*memory.residuals, float(residual))
-        following = dataclasses.replace(memory, z=z, scores=scores, damping=lowered, residuals=residuals)
+        following = dataclasses.replace(memory, z=z, scores=scores, damping=lowered, inner=inner, residuals=residuals)
         row = _row(iterate.kernel, memory.frame, z)
         following_iterate = self._iterate(
             memory.frame.colour(z), iterate.kernel, float(residual), following, iterate, gradients, hvps, nonfinite, row
@@ -201,8 +213,8 @@ class LevenbergMarquardt(AbstractStepSolver):
 
     def _readapted(self, problem: Problem, iterate: Iterate, memory: _Memory) -> Iterate:
         """Solved at the held bandwidth: done if the rule agrees with it, else held anew and on."""
-        kernel, residual, row = _open(problem, memory.frame, memory.z, memory.scores)
-        held, ruled = float(held_bandwidth(iterate.kernel)), float(np.asarray(row)[0])
+        kernel, residual, _ = _open(problem, memory.frame, memory.z, memory.scores)
+        held, ruled = _bandwidths(problem, iterate.kernel, memory)
         if np.isnan(held) or abs(ruled / held - 1.0) <= _BANDWIDTH_RTOL or memory.rounds >= self.rounds:
             note = "" if np.isnan(held) else f"; held bandwidth {held:.4g}, its rule now says {ruled:.4g}"
             return dataclasses.replace(iterate, reason=f"the scaled residual is below tol={self.tol:.0e}{note}")
@@ -224,12 +236,16 @@ class LevenbergMarquardt(AbstractStepSolver):
             return self._readapted(problem, iterate, memory)
         m = iterate.kernel.n_features(memory.z.shape[1])
         velocity_form = m is None or m > memory.z.shape[0]
-        if velocity_form and memory.shakes < self.shakes:
+        held, ruled = _bandwidths(problem, iterate.kernel, memory)
+        near = memory.residuals[-1] <= _NEAR and not abs(ruled / held - 1.0) > 0.01
+        if velocity_form and not near and memory.shakes < self.shakes:
             noise = jax.random.normal(jax.random.key(memory.shakes), memory.z.shape, jnp.float64)
             z, scores, _ = _finite_start(problem.target, memory.frame, memory.z + _SHAKE * noise)
             kernel, residual, _ = _open(problem, memory.frame, z, scores)
             damping = self._first_damping(kernel, *z.shape)
-            again = _Memory(z, scores, memory.frame, damping, memory.rounds, memory.shakes + 1, (float(residual),))
+            again = _Memory(
+                z, scores, memory.frame, damping, memory.rounds, memory.shakes + 1, memory.inner, (float(residual),)
+            )
             return dataclasses.replace(
                 iterate,
                 particles=memory.frame.colour(z),
@@ -244,6 +260,12 @@ class LevenbergMarquardt(AbstractStepSolver):
             "features; (b) the start was poor: run Affine() or Descent() first; (c) the target is not smooth"
         )
         return dataclasses.replace(iterate, reason=reason)
+
+
+def _bandwidths(problem: Problem, kernel: AbstractKernel, memory: _Memory) -> tuple[float, float]:
+    """The held bandwidth, and the one that its rule gives for the present particles."""
+    _, _, row = _open(problem, memory.frame, memory.z, memory.scores)
+    return float(held_bandwidth(kernel)), float(np.asarray(row)[0])
 
 
 def _finite_start(target: AbstractTarget, frame: AffineMap, z: Array) -> tuple[Array, Array, int]:
@@ -299,28 +321,27 @@ def _factored(target: AbstractTarget, equations: Equations, z: Array, scores: Ar
 @eqx.filter_jit
 def _dense_trial(
     target: AbstractTarget, equations: Equations, z: Array, scores: Array, system: tuple[Array, Array], damping: Any
-) -> tuple[Array, Array, Array, Array, Array]:
-    """A damped step with geodesic acceleration: F'' along the step, by a difference, gives its second-order correction.
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """A damped step from a Cholesky factor, with geodesic acceleration.
 
     Returns the new z and scores, the norms of F before and after, and the largest scaled residual after.
     """
     jacobian, gram = system
-    value = equations(z, scores).ravel()
+    value = equations(z, scores)
     unit = jnp.trace(gram) / gram.shape[0]
     factor = jax.scipy.linalg.cho_factor(gram + damping * unit * jnp.eye(gram.shape[0]), lower=True)
 
     def least_change(right: Array) -> Array:
-        return -(jacobian.T @ jax.scipy.linalg.cho_solve(factor, right)).reshape(z.shape)
+        return -(jacobian.T @ jax.scipy.linalg.cho_solve(factor, right.ravel())).reshape(z.shape)
 
     step = least_change(value)
-    h = 0.1
-    nearby = equations(z + h * step, scores_in(target, equations.frame, z + h * step)).ravel()
-    curvature = (2.0 / h) * ((nearby - value) / h - jacobian @ step.ravel())
-    correction = least_change(curvature)
-    ratio = 2.0 * jnp.linalg.norm(correction) / jnp.linalg.norm(step)
-    factor_of = jnp.where(ratio < 0.75, 0.5, 0.5 * 0.75 / ratio)
-    step = step + jnp.where(jnp.all(jnp.isfinite(correction)) & jnp.isfinite(ratio), factor_of * correction, 0.0)
-    return _evaluated(target, equations, z, step, value)
+    image = (jacobian @ step.ravel()).reshape(value.shape)
+
+    def residual(z: Array) -> Array:
+        return equations(z, scores_in(target, equations.frame, z))
+
+    step = _accelerated(residual, z, value, step, image, least_change)
+    return *_evaluated(target, equations, z, step, value), jnp.zeros((), int)
 
 
 @eqx.filter_jit
@@ -337,23 +358,56 @@ def _krylov_trial(
     scores: Array,
     slopes: Array,
     damping: Any,
-    inner_steps: int,
-) -> tuple[Array, Array, Array, Array, Array]:
+    inner_steps: Any,
+) -> tuple[Array, Array, Array, Array, Array, Array]:
     """A damped step by conjugate gradients on (J J^T + lambda I) y = F, solved the more exactly the smaller F is."""
-    value, jacobian, transpose = linearised(equations, z, scores, slopes)
+    raw, push, pull = linearised(equations, z, scores, slopes)
+    change = balanced(equations, push, pull, z.shape[1])
+    change_back = jax.linear_transpose(change, raw)
+    value = change(raw)
+
+    def jacobian(v: Array) -> Array:
+        return change(push(v))
+
+    def transpose(u: Array) -> Array:
+        return pull(change_back(u)[0])
+
     norm = jnp.linalg.norm(value)
     probe = value / jnp.where(norm > 0.0, norm, 1.0)
     unit = jnp.sum(transpose(probe) ** 2)  # a Rayleigh quotient of J J^T stands in for its mean diagonal
-    tolerance = jnp.clip(norm / np.sqrt(value.size), 1e-8, 0.1)
 
-    def product(y: Array) -> Array:
-        return jacobian(transpose(y)) + damping * unit * y
+    def least_change(right: Array, tolerance: Any) -> tuple[Array, Array]:
+        def product(y: Array) -> Array:
+            return jacobian(transpose(y)) + damping * unit * y
+
+        solution, iterations = conjugate_gradients(product, right, tolerance, inner_steps)
+        return -transpose(solution), iterations
+
+    step, iterations = least_change(value, jnp.clip(norm / np.sqrt(value.size), 1e-8, 0.1))
+
+    def residual(z: Array) -> Array:
+        return change(equations(z, scores_in(target, equations.frame, z)))
+
+    def accelerate(step: Array) -> Array:
+        correct = lambda right: least_change(right, _CORRECTION_TOLERANCE)[0]  # noqa: E731
+        return _accelerated(residual, z, value, step, jacobian(step), correct)
+
+    step = jax.lax.cond(inner_steps > _FIRST_INNER, accelerate, lambda step: step, step)
+    return *_evaluated(target, equations, z, step, raw, change), iterations
+
+
+def conjugate_gradients(
+    product: Callable[[Array], Array], right: Array, tolerance: Any, most: Any
+) -> tuple[Array, Array]:
+    """y with |A y - right| <= tolerance |right| for a positive semidefinite A, or the y after `most` iterations."""
+    square = jnp.vdot(right, right)
+    goal = tolerance**2 * square
 
     def going(state: tuple) -> Array:
         *_, square, i = state
-        return (jnp.sqrt(square) > tolerance * norm) & (i < inner_steps)
+        return (square > goal) & (i < most)
 
-    def conjugate(state: tuple) -> tuple:
+    def improve(state: tuple) -> tuple:
         y, left, direction, square, i = state
         image = product(direction)
         length = square / jnp.vdot(direction, image)
@@ -361,15 +415,39 @@ def _krylov_trial(
         following = jnp.vdot(left, left)
         return y + length * direction, left, left + (following / square) * direction, following, i + 1
 
-    start = (jnp.zeros_like(value), value, value, norm**2, 0)
-    y, *_ = jax.lax.while_loop(going, conjugate, start)
-    return _evaluated(target, equations, z, -transpose(y), value)
+    y, *_, iterations = jax.lax.while_loop(going, improve, (jnp.zeros_like(right), right, right, square, 0))
+    return y, iterations
+
+
+def _accelerated(
+    residual: Callable[[Array], Array],
+    z: Array,
+    value: Array,
+    step: Array,
+    image: Array,
+    least_change: Callable[[Array], Array],
+) -> Array:
+    """The step with its geodesic acceleration: half of the least change that undoes F'' along the step.
+
+    F'' comes from one difference of F. A correction that is large beside the step is cut down.
+    """
+    h = 0.1
+    correction = least_change((2.0 / h) * ((residual(z + h * step) - value) / h - image))
+    ratio = 2.0 * jnp.linalg.norm(correction) / jnp.linalg.norm(step)
+    share = jnp.where(ratio < 0.75, 0.5, 0.5 * 0.75 / ratio)
+    return step + jnp.where(jnp.isfinite(ratio), share * jnp.nan_to_num(correction), 0.0)
 
 
 def _evaluated(
-    target: AbstractTarget, equations: Equations, z: Array, step: Array, value: Array
+    target: AbstractTarget,
+    equations: Equations,
+    z: Array,
+    step: Array,
+    value: Array,
+    change: Callable[[Array], Array] = lambda value: value,
 ) -> tuple[Array, Array, Array, Array, Array]:
+    """The trial: z and scores after the step, the norms of F (changed by T) before and after, the largest residual."""
     moved = z + step
     scores = scores_in(target, equations.frame, moved)
-    after = equations(moved, scores)
-    return moved, scores, jnp.linalg.norm(value), jnp.linalg.norm(after), largest_residual(equations, moved, scores)
+    before, after = (jnp.linalg.norm(change(f)) for f in (value, equations(moved, scores)))
+    return moved, scores, before, after, largest_residual(equations, moved, scores)
