@@ -15,7 +15,7 @@ from rich.table import Table
 
 import steinmatch as sm
 from benchmarks._common import print_versions
-from steinmatch.targets import Gaussian, GaussBernoulliRBM, GaussianMixture
+from steinmatch.targets import GaussBernoulliRBM, Gaussian, GaussianMixture
 
 D = 100
 CONSOLE = Console(width=150)

@@ -35,9 +35,9 @@ def main() -> None:
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     target = sm.Target(log_density, dim=10, constrain=constrain)
-    fit = sm.fit(target, 200, kernel=sm.Linear(), solver=sm.Descent(n_steps=5000))
+    fit = sm.fit(target, 300, kernel=sm.Whitened(sm.Polynomial(2)))
     console = Console()
-    console.print("Eight schools, noncentred: SVGD with linear features")
+    console.print("Eight schools, noncentred: all Stein identities of quadratic features")
     console.print(fit.summary())
     fit.plot(out / "eight_schools.png", parameters=["mu", "tau", "theta[0]", "theta[1]"])
     console.print(f"The particles in pairs: {out / 'eight_schools.png'}")

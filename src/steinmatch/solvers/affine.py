@@ -8,8 +8,8 @@ They are the stationary points of the sample-average evidence bound with z held 
 which serves as the merit function: a step is taken only if it raises B. It does not depend on the mode, which in a
 hierarchical model lies at infinity. In whitened coordinates the curvature of -log p, averaged over the particles, is
 M = -sym(E[z s^T] L), and the steps L <- L M^{-t/2}, mu <- mu + t L M^{-1} L^T E[s] are Newton's for a Gaussian target:
-exact at t = 1. Eigenvalues of M are taken by their absolute values and clipped, so that indefinite curvature does no harm;
-t is halved until B rises. A bound of -inf or nan is no rise, so non-finite scores only shrink the step.
+exact at t = 1. Eigenvalues of M are taken by their absolute values and clipped, so that indefinite curvature does no
+harm; t is halved until B rises. A bound of -inf or nan is no rise, so non-finite scores only shrink the step.
 
 First L is diagonal, from several starts, of which the best bound goes on; then L is full.
 """
@@ -33,6 +33,7 @@ from steinmatch.targets import AbstractTarget, scores_at
 _CLIP = 16.0  # a step changes a scale by at most the root of this, and by more only where the bound goes on rising
 _HALVINGS = 12
 _START_SCALES = (1.0, 0.1, 10.0, 0.01)
+_NO_GAINS: tuple[float, ...] = ()
 _START_STEPS = 4  # diagonal steps of each start before the best one is chosen
 
 
@@ -63,8 +64,8 @@ class Affine(AbstractStepSolver):
     - `tol`: done when the largest entry of E[s]^T L and of E[z s^T] L + I (symmetric part) is below this.
     - `n_steps`: the most steps.
 
-    The z are the whitened starting particles where n > d, so that for a Gaussian target the particles then have its mean
-    and covariance exactly; with n <= d they are 2 d + 2 antithetic points of its own.
+    The z are the whitened starting particles where n > d, so that for a Gaussian target the particles then have its
+    mean and covariance exactly; with n <= d they are 2 d + 2 antithetic points of its own.
     """
 
     tol: float = eqx.field(static=True)
@@ -85,7 +86,7 @@ class Affine(AbstractStepSolver):
         candidates = []
         for scale in _START_SCALES:
             frame = AffineMap(start.shift, jnp.diag(scale * sd))
-            memory = _Memory(z, own, frame, _bound(problem.target, frame, z), True, 1.0, ())
+            memory = _Memory(z, own, frame, _bound(problem.target, frame, z), True, 1.0, _NO_GAINS)
             n_gradients += z.shape[0]
             for _ in range(_START_STEPS):
                 if not _usable(memory.bound):
@@ -108,7 +109,7 @@ class Affine(AbstractStepSolver):
             # A diagonal L only prepares the full one: it ends when the bound rises slowly.
             if error <= self.tol or stalled or len(following.gains) >= 40 or following.gains[-1] < 0.02:
                 full = memory.frame.shift.shape[0] > 1
-                following = dataclasses.replace(following, diagonal=not full, length=1.0, gains=())
+                following = dataclasses.replace(following, diagonal=not full, length=1.0, gains=_NO_GAINS)
                 converged = not full and error <= self.tol
                 reason = "" if full else self._closing(error)
         elif error <= self.tol or stalled:

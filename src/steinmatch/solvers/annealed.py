@@ -1,8 +1,8 @@
 """Annealing along p_t ~ p0^(1 - t) p^t from a wide Gaussian p0, for targets with several modes.
 
 Descent alone leaves as many particles in each mode as happened to fall there: between separated modes the score says
-nothing about their masses. The log density does. So, where there is one, particles are drawn anew (systematic resampling) by
-the ratio of successive p_t, a few at every temperature, and the descent steps spread the copies out again.
+nothing about their masses. The log density does. So, where there is one, particles are drawn anew (systematic
+resampling) by the ratio of successive p_t, a few at every temperature, and the descent steps spread the copies out.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ class Annealed(AbstractSolver):
     **Arguments:**
 
     - `temperatures`: how many; the paper has 1000 of 20 steps each. Equally spaced in t, unless
-    - `adaptive`: t is chosen so that the particles' effective sample size under the next p_t falls to `ess` of n (needs a
-      log density); `temperatures` is then the most that are used.
+    - `adaptive`: t is chosen so that the particles' effective sample size under the next p_t falls to `ess` of n (needs
+      a log density); `temperatures` is then the most that are used.
     - `steps`: descent steps at each temperature, with the optax `rule`.
     - `width`: of p0.
     - `resample`: draw particles anew by the ratio of successive densities (needs a log density).
@@ -197,7 +197,7 @@ def _resampled(
     """Systematic resampling; each further copy of a particle is moved by a third of the particles' spacing."""
     n = particles.shape[0]
     offset_key, noise_key = jax.random.split(key)
-    positions = (jnp.arange(n) + jax.random.uniform(offset_key, (), jnp.float64)) / n
+    positions = (jnp.arange(n, dtype=jnp.float64) + jax.random.uniform(offset_key, (), jnp.float64)) / n
     chosen = jnp.searchsorted(jnp.cumsum(jax.nn.softmax(log_weights)), positions)
     chosen = jnp.minimum(chosen, n - 1)
     repeated = jnp.concatenate([jnp.zeros(1, bool), chosen[1:] == chosen[:-1]])

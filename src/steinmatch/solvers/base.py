@@ -21,8 +21,8 @@ from steinmatch.targets import AbstractTarget
 class Problem(eqx.Module):
     """The fixed point equation: target, bound kernel, weights of the particles that sum to one.
 
-    `frame` is the affine map x = mu + L z that an affine phase found: it makes the unknowns z and the residuals G L of the
-    solvers scale-free, and never changes the kernel.
+    `frame` is the affine map x = mu + L z that an affine phase found: it makes the unknowns z and the residuals G L of
+    the solvers scale-free, and never changes the kernel.
     """
 
     target: AbstractTarget

@@ -1,11 +1,12 @@
 """The fixed point equations F(z) = 0 in whitened coordinates x = mu + L z, and what their solvers need of them.
 
-For m <= n features F = G L with row l divided by the spread of phi_l (Theorem 3.2: G = 0 at a fixed point of full rank).
-For full-rank kernels, and for more features than particles, where G = 0 has no solution in general, F = V L, the velocity.
+For m <= n features F = G L with row l divided by the spread of phi_l (Theorem 3.2: G = 0 at a fixed point of full
+rank). For full-rank kernels, and for more features than particles, where G = 0 has no solution in general, F = V L, the
+velocity.
 
 F depends on the particles directly and through their scores, and the scores enter linearly. So its derivative needs the
-slopes d s(x_i) / d z_i, d x d for each particle, once a step: exact ones by JAX, central differences for a score that JAX
-cannot differentiate. Every product with the Jacobian after that is free of the target.
+slopes d s(x_i) / d z_i, d x d for each particle, once a step: exact ones by JAX, central differences for a score that
+JAX cannot differentiate. Every product with the Jacobian after that is free of the target.
 """
 
 from collections.abc import Callable
@@ -114,8 +115,8 @@ def balanced(
     """A change of the equations, F -> T F, that makes those of a linear block equally strong.
 
     Linear features give the d x d equations E[z_i s_j] = -delta_ij. For a Gaussian target those of (i, j) and (j, i)
-    coincide; for a nearly Gaussian one their differences are weak equations, of a size eps that the target's other parts
-    set. T is the identity but for the antisymmetric part of that block, multiplied by 1 / eps, with eps measured from
+    coincide; for a nearly Gaussian one their differences are weak equations, of a size eps that its departure from
+    Gaussianity sets. T is the identity but for the antisymmetric part of that block, multiplied by 1 / eps, with eps measured from
     two random probes of J^T. On the paper's RBM conjugate gradients do not resolve those equations without it.
     """
     first = linear_rows(equations.kernel, d)

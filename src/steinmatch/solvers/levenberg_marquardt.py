@@ -1,9 +1,9 @@
 """Levenberg-Marquardt on the fixed point equations F(z) = 0, to machine precision.
 
-A step solves for the smallest change of the whitened particles, dz = -J^T (J J^T + lambda I)^{-1} F. It is written by hand
-because the libraries' least-squares solvers do not serve here: optimistix.LevenbergMarquardt differentiates through the
-whole batch (n times the work of `dense_jacobian`) for the least-squares step, not the least change; and lineax.CG measures
-each entry of its residual against that entry of F, too strict for a solve that is inexact on purpose.
+A step solves for the smallest change of the whitened particles, dz = -J^T (J J^T + lambda I)^{-1} F. It is written by
+hand because the libraries' least-squares solvers do not serve here: optimistix.LevenbergMarquardt differentiates through
+the whole batch (n times the work of `dense_jacobian`) for the least-squares step, not the least change; and lineax.CG
+measures each entry of its residual against that entry of F, too strict for a solve that is inexact on purpose.
 
 What was measured (2 cores, float64, d = 100, LinearRandom, n = m = 250, so 25,000 equations):
 
@@ -13,13 +13,12 @@ What was measured (2 cores, float64, d = 100, LinearRandom, n = m = 250, so 25,0
   with the gradients' Gram matrix added it takes half of the iterations while lambda is large, and twice as many after.
 
 For full-rank kernels F is the velocity, and the fixed points lie in long curved valleys with many nearly neutral
-directions. Plain Levenberg-Marquardt and implicit Euler steps (pseudo-transient continuation) stop at 1e-5 to 1e-6 there.
+directions. Plain Levenberg-Marquardt and implicit Euler steps (pseudo-transient continuation) stop at 1e-5 to 1e-6.
 Geodesic acceleration, a second-order correction from one more residual, gets to 1e-9 and below in the same time. Where
 it ends in a valley without a fixed point, the particles are shaken a little and the solve goes on.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -32,32 +31,21 @@ from steinmatch._checks import positive_integer, positive_number
 from steinmatch._linalg import covariance_root
 from steinmatch.kernels import AbstractKernel, AffineMap
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
-from steinmatch.solvers.equations import (
-    Equations,
-    balanced,
-    dense_jacobian,
-    equations_at,
-    largest_residual,
-    linearised,
-    scores_in,
-    slope_cost,
-    slopes_in,
-)
+from steinmatch.solvers.equations import equations_at, largest_residual, scores_in, slope_cost
+from steinmatch.solvers.trials import FIRST_INNER, dense_trial, jacobian_and_gram, krylov_trial, score_slopes
 from steinmatch.stein import held_bandwidth
 from steinmatch.targets import AbstractTarget
 
 _LEAST_DAMPING = 1e-14  # relative to the mean diagonal of J J^T
 _RAISE_DENSE, _RAISE_KRYLOV, _LOWER = 3.0, 10.0, 0.2  # of the damping, after a failed and a successful trial
 _FIRST_DENSE, _FIRST_KRYLOV = 1e-3, 1e-1
-_FIRST_INNER = 300
 _SLOW = 0.96  # a step that leaves more than this of the residual gets more inner iterations, and acceleration
-_CORRECTION_TOLERANCE = 0.05
 _TRIALS = 15
 _PATIENCE, _PROGRESS = 25, 0.9  # stagnation: less than a tenth off the residual in so many steps
 _SHAKE = 0.03  # in whitened units
 _BANDWIDTH_RTOL = 5e-3
 _NEAR = 1e-7  # a stall below this is an ill-conditioned fixed point, not a valley without one
-_ROUNDING = 1e-13  # below this there is nothing to gain
+_ROUNDING = 1e-12  # below this there is nothing to gain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,14 +63,14 @@ class _Memory:
 
 
 class LevenbergMarquardt(AbstractStepSolver):
-    """The fixed point, solved: for feature kernels G = 0, for full-rank kernels (and more features than particles) V = 0.
+    """The fixed point, solved: G = 0 for feature kernels, V = 0 for full-rank ones and for more features than particles.
 
     **Arguments:**
 
     - `tol`: done when the largest entry of the scaled residual is below this.
     - `n_steps`: the most steps.
-    - `dense_limit`: with at most this many equations the Jacobian is a matrix and its systems are factorised; above, they
-      are solved by conjugate gradients with Jacobian products alone. The answer is the same.
+    - `dense_limit`: with at most this many equations the Jacobian is a matrix and its systems are factorised; above,
+      they are solved by conjugate gradients with Jacobian products alone. The answer is the same.
     - `inner_steps`: the most conjugate gradient iterations of one step. It starts with fewer, and is allowed more where
       steps with fewer do not lower the residual well.
     - `rounds`: the most times that the bandwidth is held anew at its rule's value, until both stand still.
@@ -120,7 +108,7 @@ class LevenbergMarquardt(AbstractStepSolver):
         z, scores, pulled = _finite_start(problem.target, frame, frame.whiten(particles))
         kernel, residual, row = _open(problem, frame, z, scores)
         memory = _Memory(
-            z, scores, frame, self._first_damping(kernel, n, z.shape[1]), 1, 0, _FIRST_INNER, (float(residual),)
+            z, scores, frame, self._first_damping(kernel, n, z.shape[1]), 1, 0, FIRST_INNER, (float(residual),)
         )
         return self._iterate(
             frame.colour(z), kernel, float(residual), memory, Iterate(particles, kernel, np.inf), n, 0, pulled, row, 0
@@ -134,14 +122,12 @@ class LevenbergMarquardt(AbstractStepSolver):
         nonfinite, damping, inner = 0, memory.damping, min(memory.inner, self.inner_steps)
         dense = self._is_dense(iterate.kernel, n, d)
         at = (problem.target, equations, memory.z, memory.scores)
-        system: Any = (_factored if dense else _matrix_free)(*at)
+        system: Any = (jacobian_and_gram if dense else score_slopes)(*at)
         # Once below tol, one more trial at a time, for as long as each still gains a digit.
         for _ in range(1 if memory.residuals[-1] <= self.tol else _TRIALS):
             strength = np.asarray(damping)  # an array: a number would be compiled in
             z, scores, before, after, residual, iterations = (
-                _dense_trial(*at, system, strength)
-                if dense
-                else _krylov_trial(*at, system, strength, np.asarray(inner))
+                dense_trial(*at, system, strength) if dense else krylov_trial(*at, system, strength, np.asarray(inner))
             )
             gradients += 2 * n
             nonfinite += int(not np.isfinite(after))
@@ -255,7 +241,7 @@ class LevenbergMarquardt(AbstractStepSolver):
                 memory=again,
             )
         reason = (
-            f"stagnated at a scaled residual of {memory.residuals[-1]:.1e}, above tol={self.tol:.0e}: no step lowers it. "
+            f"stagnated at a scaled residual of {memory.residuals[-1]:.1e}, above tol={self.tol:.0e}. "
             "Likely (a) these features ask for more than this many particles can give: use more particles or fewer "
             "features; (b) the start was poor: run Affine() or Descent() first; (c) the target is not smooth"
         )
@@ -309,145 +295,3 @@ def _row(kernel: AbstractKernel, frame: AffineMap, z: Array) -> Float[Array, " 2
 
 
 _equations = eqx.filter_jit(equations_at)
-
-
-@eqx.filter_jit
-def _factored(target: AbstractTarget, equations: Equations, z: Array, scores: Array) -> tuple[Array, Array]:
-    """J and J J^T."""
-    jacobian = dense_jacobian(equations, z, scores, slopes_in(target, equations.frame, z))
-    return jacobian, jacobian @ jacobian.T
-
-
-@eqx.filter_jit
-def _dense_trial(
-    target: AbstractTarget, equations: Equations, z: Array, scores: Array, system: tuple[Array, Array], damping: Any
-) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """A damped step from a Cholesky factor, with geodesic acceleration.
-
-    Returns the new z and scores, the norms of F before and after, and the largest scaled residual after.
-    """
-    jacobian, gram = system
-    value = equations(z, scores)
-    unit = jnp.trace(gram) / gram.shape[0]
-    factor = jax.scipy.linalg.cho_factor(gram + damping * unit * jnp.eye(gram.shape[0]), lower=True)
-
-    def least_change(right: Array) -> Array:
-        return -(jacobian.T @ jax.scipy.linalg.cho_solve(factor, right.ravel())).reshape(z.shape)
-
-    step = least_change(value)
-    image = (jacobian @ step.ravel()).reshape(value.shape)
-
-    def residual(z: Array) -> Array:
-        return equations(z, scores_in(target, equations.frame, z))
-
-    step = _accelerated(residual, z, value, step, image, least_change)
-    return *_evaluated(target, equations, z, step, value), jnp.zeros((), int)
-
-
-@eqx.filter_jit
-def _matrix_free(target: AbstractTarget, equations: Equations, z: Array, scores: Array) -> Array:
-    """The slopes of the scores, all that the Jacobian products need."""
-    return slopes_in(target, equations.frame, z)
-
-
-@eqx.filter_jit
-def _krylov_trial(
-    target: AbstractTarget,
-    equations: Equations,
-    z: Array,
-    scores: Array,
-    slopes: Array,
-    damping: Any,
-    inner_steps: Any,
-) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """A damped step by conjugate gradients on (J J^T + lambda I) y = F, solved the more exactly the smaller F is."""
-    raw, push, pull = linearised(equations, z, scores, slopes)
-    change = balanced(equations, push, pull, z.shape[1])
-    change_back = jax.linear_transpose(change, raw)
-    value = change(raw)
-
-    def jacobian(v: Array) -> Array:
-        return change(push(v))
-
-    def transpose(u: Array) -> Array:
-        return pull(change_back(u)[0])
-
-    norm = jnp.linalg.norm(value)
-    probe = value / jnp.where(norm > 0.0, norm, 1.0)
-    unit = jnp.sum(transpose(probe) ** 2)  # a Rayleigh quotient of J J^T stands in for its mean diagonal
-
-    def least_change(right: Array, tolerance: Any) -> tuple[Array, Array]:
-        def product(y: Array) -> Array:
-            return jacobian(transpose(y)) + damping * unit * y
-
-        solution, iterations = conjugate_gradients(product, right, tolerance, inner_steps)
-        return -transpose(solution), iterations
-
-    step, iterations = least_change(value, jnp.clip(norm / np.sqrt(value.size), 1e-8, 0.1))
-
-    def residual(z: Array) -> Array:
-        return change(equations(z, scores_in(target, equations.frame, z)))
-
-    def accelerate(step: Array) -> Array:
-        correct = lambda right: least_change(right, _CORRECTION_TOLERANCE)[0]  # noqa: E731
-        return _accelerated(residual, z, value, step, jacobian(step), correct)
-
-    step = jax.lax.cond(inner_steps > _FIRST_INNER, accelerate, lambda step: step, step)
-    return *_evaluated(target, equations, z, step, raw, change), iterations
-
-
-def conjugate_gradients(
-    product: Callable[[Array], Array], right: Array, tolerance: Any, most: Any
-) -> tuple[Array, Array]:
-    """y with |A y - right| <= tolerance |right| for a positive semidefinite A, or the y after `most` iterations."""
-    square = jnp.vdot(right, right)
-    goal = tolerance**2 * square
-
-    def going(state: tuple) -> Array:
-        *_, square, i = state
-        return (square > goal) & (i < most)
-
-    def improve(state: tuple) -> tuple:
-        y, left, direction, square, i = state
-        image = product(direction)
-        length = square / jnp.vdot(direction, image)
-        left = left - length * image
-        following = jnp.vdot(left, left)
-        return y + length * direction, left, left + (following / square) * direction, following, i + 1
-
-    y, *_, iterations = jax.lax.while_loop(going, improve, (jnp.zeros_like(right), right, right, square, 0))
-    return y, iterations
-
-
-def _accelerated(
-    residual: Callable[[Array], Array],
-    z: Array,
-    value: Array,
-    step: Array,
-    image: Array,
-    least_change: Callable[[Array], Array],
-) -> Array:
-    """The step with its geodesic acceleration: half of the least change that undoes F'' along the step.
-
-    F'' comes from one difference of F. A correction that is large beside the step is cut down.
-    """
-    h = 0.1
-    correction = least_change((2.0 / h) * ((residual(z + h * step) - value) / h - image))
-    ratio = 2.0 * jnp.linalg.norm(correction) / jnp.linalg.norm(step)
-    share = jnp.where(ratio < 0.75, 0.5, 0.5 * 0.75 / ratio)
-    return step + jnp.where(jnp.isfinite(ratio), share * jnp.nan_to_num(correction), 0.0)
-
-
-def _evaluated(
-    target: AbstractTarget,
-    equations: Equations,
-    z: Array,
-    step: Array,
-    value: Array,
-    change: Callable[[Array], Array] = lambda value: value,
-) -> tuple[Array, Array, Array, Array, Array]:
-    """The trial: z and scores after the step, the norms of F (changed by T) before and after, the largest residual."""
-    moved = z + step
-    scores = scores_in(target, equations.frame, moved)
-    before, after = (jnp.linalg.norm(change(f)) for f in (value, equations(moved, scores)))
-    return moved, scores, before, after, largest_residual(equations, moved, scores)
