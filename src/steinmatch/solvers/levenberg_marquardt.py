@@ -1,7 +1,7 @@
 """Levenberg-Marquardt on the fixed point equations F(z) = 0, to machine precision.
 
 A step solves for the smallest change of the whitened particles, dz = -J^T (J J^T + lambda I)^{-1} F. It is written by
-hand because the libraries' least-squares solvers do not serve here: optimistix.LevenbergMarquardt differentiates through
+hand because the libraries' least-squares solvers do not serve: optimistix.LevenbergMarquardt differentiates through
 the whole batch (n times the work of `dense_jacobian`) for the least-squares step, not the least change; and lineax.CG
 measures each entry of its residual against that entry of F, too strict for a solve that is inexact on purpose.
 
@@ -63,7 +63,7 @@ class _Memory:
 
 
 class LevenbergMarquardt(AbstractStepSolver):
-    """The fixed point, solved: G = 0 for feature kernels, V = 0 for full-rank ones and for more features than particles.
+    """The fixed point, solved: G = 0 for feature kernels, V = 0 for full-rank ones and for more features than n.
 
     **Arguments:**
 
