@@ -107,12 +107,7 @@ class Affine(AbstractStepSolver):
         stalled = following.length == 0.0 or (len(following.gains) >= 8 and max(following.gains[-8:]) < 1e-10)
         if memory.diagonal:
             # A diagonal L only prepares the full one: it ends when the bound rises slowly.
-            if (
-                error <= self.tol
-                or stalled
-                or len(following.gains) >= 40
-                or following.gains[len(following.gains) - 1] < 0.02
-            ):
+            if error <= self.tol or stalled or len(following.gains) >= 40 or min(following.gains) < 0.02:
                 full = memory.frame.shift.shape[0] > 1
                 following = dataclasses.replace(following, diagonal=not full, length=1.0, gains=_NO_GAINS)
                 converged = not full and error <= self.tol

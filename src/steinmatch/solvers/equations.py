@@ -117,7 +117,7 @@ def balanced(
     Linear features give the d x d equations E[z_i s_j] = -delta_ij. For a Gaussian target those of (i, j) and (j, i)
     coincide; for a nearly Gaussian one their differences are weak equations, of a size eps that its departure from
     Gaussianity sets. T is the identity but for the antisymmetric part of that block, multiplied by 1 / eps, with eps
-    measured from two random probes of J^T. On the paper's RBM conjugate gradients do not resolve those equations without it.
+    measured from two random probes of J^T. Without it conjugate gradients do not resolve them on the paper's RBM.
     """
     first = linear_rows(equations.kernel, d)
     if first is None or equations.scale is None:
