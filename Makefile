@@ -18,6 +18,7 @@ lint: $(STAMP)
 
 bench: .venv/.bench
 	$(BIN)/python -m benchmarks.step
+	$(BIN)/python -m benchmarks.solvers
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

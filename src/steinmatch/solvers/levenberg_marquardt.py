@@ -138,7 +138,9 @@ class LevenbergMarquardt(AbstractStepSolver):
             return self._stalled(problem, iterate, memory, gradients, hvps, nonfinite)
         if int(iterations) >= inner and float(after) > _SLOW * float(before):
             inner = min(2 * inner, self.inner_steps)
-        lowered = max(damping * (_LOWER if float(after) > 0.2 * float(before) else 0.01), _LEAST_DAMPING)
+        # After a failed trial conjugate gradients lower it little: another failure would cost as much as the step.
+        slowly = 0.7 if damping > memory.damping and not dense else _LOWER
+        lowered = max(damping * (slowly if float(after) > 0.2 * float(before) else 0.01), _LEAST_DAMPING)
         residuals = (*memory.residuals, float(residual))
         following = dataclasses.replace(memory, z=z, scores=scores, damping=lowered, inner=inner, residuals=residuals)
         row = _row(iterate.kernel, memory.frame, z)

@@ -23,7 +23,7 @@ from steinmatch.solvers.equations import (
 )
 from steinmatch.targets import AbstractTarget
 
-FIRST_INNER = 300  # conjugate gradient iterations of a step, until steps get slow; acceleration starts there too
+FIRST_INNER = 200  # conjugate gradient iterations of a step, until steps get slow; acceleration starts there too
 _CORRECTION_TOLERANCE = 0.05
 
 
