@@ -40,7 +40,7 @@ def numpy_scaled_residual(fit, scores):
 
 @pytest.fixture(scope="module")
 def linear_fit():
-    return sm.fit(STANDARD, 30, kernel=sm.Linear(), progress=False)
+    return sm.fit(STANDARD, 30, kernel=sm.Linear(), solver=sm.Descent(), progress=False)
 
 
 def test_linear_kernel_reproduces_a_gaussian(linear_fit):
@@ -152,7 +152,8 @@ def test_any_optax_rule():
 def test_budget_ends_the_solve_with_a_reason():
     fit = sm.fit(STANDARD, 10, kernel=sm.RBF(), max_steps=13, progress=False)
     assert fit.n_steps == 13 and not fit.converged and "max_steps=13" in fit.reason
-    fit = sm.fit(STANDARD, 10, kernel=sm.RBF(), max_gradients=95, progress=False)
+    descent = sm.Descent()
+    fit = sm.fit(STANDARD, 10, kernel=sm.RBF(), solver=descent, max_gradients=95, progress=False)
     assert fit.n_gradients == 100 and "max_gradients=95" in fit.reason
     fit = sm.fit(STANDARD, 10, kernel=sm.RBF(), max_seconds=1e-9, progress=False)
     assert fit.n_steps == 0 and "max_seconds" in fit.reason

@@ -262,7 +262,7 @@ def test_annealing_finds_the_masses_of_separated_modes():
     weights = np.array([0.1, 0.2, 0.3, 0.4])
     target = GaussianMixture([[-6.0, -6.0], [-6.0, 6.0], [6.0, -6.0], [6.0, 6.0]], weights=weights)
     for solver in (
-        sm.Annealed(temperatures=300, steps=10, polish=sm.Descent(n_steps=300)),
+        sm.Annealed(polish=sm.Descent(n_steps=300)),
         sm.Annealed(adaptive=True, polish=sm.Descent(n_steps=300)),
     ):
         fit = sm.fit(target, 200, kernel=sm.RBF(), solver=solver, progress=False)

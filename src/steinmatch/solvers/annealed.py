@@ -22,8 +22,9 @@ from steinmatch.solvers.descent import Descent
 from steinmatch.svgd import velocity_at
 from steinmatch.targets import Gaussian, Tempered, scores_at
 
-_ADAGRAD = optax.adagrad(0.5)
+_ADAGRAD = optax.adagrad(0.1)  # small: its first step at each temperature has this length, whatever the velocity
 _TEMPERATURES_PER_CALL = 50
+_RESAMPLE_BELOW = 0.97  # of n: rarely enough that the noise of resampling does not add up
 
 
 class Annealed(AbstractSolver):
@@ -55,7 +56,7 @@ class Annealed(AbstractSolver):
         steps: int = 20,
         *,
         adaptive: bool = False,
-        ess: float = 0.95,
+        ess: float = 0.9998,
         width: float = 10.0,
         resample: bool = True,
         rule: optax.GradientTransformation | None = None,
@@ -87,7 +88,8 @@ class Annealed(AbstractSolver):
         # The start of the path: the given particles, standardised and spread like p0.
         centred = particles - jnp.mean(particles, axis=0)[None, :]
         sd = jnp.std(centred, axis=0)
-        state = (self.width * centred / jnp.where(sd > 0.0, sd, 1.0)[None, :], jnp.zeros(()))
+        spread = self.width * centred / jnp.where(sd > 0.0, sd, 1.0)[None, :]
+        state = (spread, jnp.zeros(()), jnp.zeros(n))  # particles, t, log weights
         table, key, done = [], jax.random.key(0), 0
         interrupted = ""
         try:
@@ -135,11 +137,11 @@ def _anneal(
     solver: Annealed,
     problem: Problem,
     path: Tempered,
-    state: tuple[Array, Array],
+    state: tuple[Array, Array, Array],
     key: PRNGKeyArray,
     resample: bool,
     rounds: int,
-) -> tuple[tuple[Array, Array], Float[Array, "rounds 2"]]:
+) -> tuple[tuple[Array, Array, Array], Float[Array, "rounds 2"]]:
     """`rounds` temperatures, compiled: the next t, resampling, descent steps at t. Idle once t = 1."""
 
     def log_ratio(particles: Array) -> Array:
@@ -147,8 +149,8 @@ def _anneal(
         ratios = jax.vmap(path.end.log_density)(particles) - jax.vmap(path.start.log_density)(particles)
         return jnp.where(jnp.isfinite(ratios), ratios, -jnp.inf)
 
-    def one(state: tuple[Array, Array], key: PRNGKeyArray) -> tuple[tuple[Array, Array], Array]:
-        particles, t = state
+    def one(state: tuple[Array, Array, Array], key: PRNGKeyArray) -> tuple[tuple[Array, Array, Array], Array]:
+        particles, t, log_weights = state
         finished = t >= 1.0
         step = 1.0 / solver.temperatures
         if solver.adaptive:
@@ -156,7 +158,13 @@ def _anneal(
         following = jnp.minimum(t + step, 1.0)
         following = jnp.where(following > 1.0 - 1e-9, 1.0, following)
         if resample:
-            particles = _resampled(key, particles, (following - t) * log_ratio(particles))
+            log_weights = log_weights + (following - t) * log_ratio(particles)
+            wanted = (_relative_size(log_weights) < _RESAMPLE_BELOW) | (following >= 1.0)
+            particles, log_weights = jax.lax.cond(
+                wanted,
+                lambda: (_resampled(key, particles, log_weights), jnp.zeros_like(log_weights)),
+                lambda: (particles, log_weights),
+            )
         target = Tempered(path.start, path.end, following)
 
         def descend(carry: tuple, _: None) -> tuple[tuple, None]:
@@ -167,9 +175,9 @@ def _anneal(
             return (optax.apply_updates(particles, updates), rule_state), None
 
         (moved, _), _ = jax.lax.scan(descend, (particles, solver.rule.init(particles)), None, length=solver.steps)
-        kept = jnp.where(finished, state[0], moved)
         row = jnp.stack([following, jnp.where(finished, 0.0, 1.0)])
-        return (kept, jnp.where(finished, t, following)), row
+        reached = (moved, following, log_weights)
+        return jax.tree.map(lambda old, new: jnp.where(finished, old, new), state, reached), row
 
     return jax.lax.scan(one, state, jax.random.split(key, rounds))
 
@@ -177,26 +185,34 @@ def _anneal(
 def _next_step(ratios: Float[Array, " n"], ess: float, most: Array) -> Array:
     """The largest step in t that leaves the effective sample size at `ess` of n, by bisection."""
 
-    def size(step: Array) -> Array:
-        weights = jax.nn.softmax(step * ratios)
-        return 1.0 / (ratios.shape[0] * jnp.sum(weights**2))
-
     def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bracket
         middle = 0.5 * (low + high)
-        enough = size(middle) >= ess
+        enough = _relative_size(middle * ratios) >= ess
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
     low, _ = jax.lax.fori_loop(0, 50, halve, (jnp.zeros(()), most))
-    return jnp.where(size(most) >= ess, most, jnp.maximum(low, 1e-6))
+    return jnp.where(_relative_size(most * ratios) >= ess, most, jnp.maximum(low, 1e-6))
+
+
+def _relative_size(log_weights: Float[Array, " n"]) -> Array:
+    """The effective sample size over n."""
+    weights = jax.nn.softmax(log_weights)
+    return 1.0 / (log_weights.shape[0] * jnp.sum(weights**2))
 
 
 def _resampled(
     key: PRNGKeyArray, particles: Float[Array, "n d"], log_weights: Float[Array, " n"]
 ) -> Float[Array, "n d"]:
-    """Systematic resampling; each further copy of a particle is moved by a third of the particles' spacing."""
-    n = particles.shape[0]
-    offset_key, noise_key = jax.random.split(key)
+    """Systematic resampling; each further copy of a particle is moved by a third of the particles' spacing.
+
+    In the order of a random projection, in which separated modes are contiguous: each mode then keeps its mass to
+    within one particle.
+    """
+    n, d = particles.shape
+    offset_key, noise_key, order_key = jax.random.split(key, 3)
+    order = jnp.argsort(particles @ jax.random.normal(order_key, (d,), jnp.float64))
+    particles, log_weights = particles[order], log_weights[order]
     positions = (jnp.arange(n, dtype=jnp.float64) + jax.random.uniform(offset_key, (), jnp.float64)) / n
     chosen = jnp.searchsorted(jnp.cumsum(jax.nn.softmax(log_weights)), positions)
     chosen = jnp.minimum(chosen, n - 1)

@@ -69,27 +69,41 @@ class Solution:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """How much work a solve may do; None is no limit."""
+    """How much work a solve may do, None being no limit, and what earlier solvers of a chain have used of it."""
 
     max_steps: int | None = None
     max_seconds: float | None = None
     max_gradients: int | None = None
+    used_steps: int = 0
+    used_seconds: float = 0.0
+    used_gradients: int = 0
 
     def minus(self, solution: "Solution", seconds: float) -> "Budget":
-        """What is left after a solve."""
-        return Budget(
-            None if self.max_steps is None else max(0, self.max_steps - solution.n_steps),
-            None if self.max_seconds is None else max(0.0, self.max_seconds - seconds),
-            None if self.max_gradients is None else max(0, self.max_gradients - solution.n_gradients),
+        """The budget after a solve."""
+        return dataclasses.replace(
+            self,
+            used_steps=self.used_steps + solution.n_steps,
+            used_seconds=self.used_seconds + seconds,
+            used_gradients=self.used_gradients + solution.n_gradients,
         )
+
+    def steps_left(self, iterate: Iterate, gradients_a_step: int) -> int | None:
+        """How many steps of so many gradients there are left; None for no limit."""
+        limits = []
+        if self.max_steps is not None:
+            limits.append(self.max_steps - self.used_steps - iterate.n_steps)
+        if self.max_gradients is not None:
+            left = self.max_gradients - self.used_gradients - iterate.n_gradients
+            limits.append(max(1, -(-left // gradients_a_step)))
+        return min(limits, default=None)
 
     def spent(self, iterate: Iterate, started: float) -> str:
         """Which limit is reached, in words; empty while there is budget."""
-        if self.max_steps is not None and iterate.n_steps >= self.max_steps:
+        if self.max_steps is not None and self.used_steps + iterate.n_steps >= self.max_steps:
             return f"stopped after max_steps={self.max_steps} steps"
-        if self.max_gradients is not None and iterate.n_gradients >= self.max_gradients:
+        if self.max_gradients is not None and self.used_gradients + iterate.n_gradients >= self.max_gradients:
             return f"stopped after max_gradients={self.max_gradients} gradients"
-        if self.max_seconds is not None and time.monotonic() - started >= self.max_seconds:
+        if self.max_seconds is not None and self.used_seconds + time.monotonic() - started >= self.max_seconds:
             return f"stopped after max_seconds={self.max_seconds:g} seconds"
         return ""
 

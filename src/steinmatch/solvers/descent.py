@@ -73,10 +73,8 @@ class Descent(AbstractStepSolver):
         rule_state, velocity, first = iterate.memory
         n = iterate.particles.shape[0]
         steps = min(self.chunk, self.n_steps - iterate.n_steps)
-        if budget.max_steps is not None:
-            steps = min(steps, budget.max_steps - iterate.n_steps)
-        if budget.max_gradients is not None:
-            steps = max(1, min(steps, -(-(budget.max_gradients - iterate.n_gradients) // n)))
+        left = budget.steps_left(iterate, n)
+        steps = steps if left is None else min(steps, left)
         tolerances = (np.asarray(self.rtol * float(first)), np.asarray(self.atol))
         start = (iterate.particles, rule_state, velocity)
         state, table, taken = _chunk(self.rule, self.chunk, problem, start, np.asarray(steps), tolerances)
