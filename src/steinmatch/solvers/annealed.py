@@ -185,7 +185,7 @@ def _anneal(
 def _next_step(ratios: Float[Array, " n"], ess: float, most: Array) -> Array:
     """The largest step in t that leaves the effective sample size at `ess` of n, by bisection."""
 
-    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(_: Any, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bracket
         middle = 0.5 * (low + high)
         enough = _relative_size(middle * ratios) >= ess
