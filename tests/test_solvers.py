@@ -272,6 +272,12 @@ def test_annealing_finds_the_masses_of_separated_modes():
         assert np.nanmax(temperatures) == 1.0 and (np.diff(temperatures[~np.isnan(temperatures)]) > 0).all()
 
 
+def test_annealing_keeps_to_the_budget():
+    solver = sm.Annealed(polish=sm.Descent(n_steps=300))
+    fit = sm.fit(PROBLEMS["gaussian"], 5, kernel=sm.RBF(), solver=solver, max_steps=1000, progress=False)
+    assert fit.n_steps == 1000 and not fit.converged and "max_steps=1000" in fit.reason
+
+
 def test_small_rbm_beats_monte_carlo():
     target = GaussBernoulliRBM.random(jax.random.key(0), 10, 4)
     fit = sm.fit(target, 30, kernel=sm.LinearRandom(), progress=False)

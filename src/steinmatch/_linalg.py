@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-# A block of rows of an n x n matrix holds about this many entries (16 MiB in float64): measured on 2 cores, blocks
-# between 2^20 and 2^22 entries are equally fast, and smaller ones lose to loop overhead.
+# A block of rows of an n x n matrix holds about this many entries (16 MiB in float64). Measured on 2 cores, n = 8000,
+# d = 20: 189, 147, 168 and 209 ms for 2^18, 2^20, 2^21 and 2^22 entries.
 BLOCK_ENTRIES = 2**21
 
 
@@ -29,8 +29,8 @@ def distinct_pairs(n: int) -> Bool[Array, "n n"]:
 def median(values: Float[Array, " n"], mask: Bool[Array, " n"] | None = None) -> Float[Array, ""]:
     """The median of the values under the mask (mean of the middle two for an even count), exactly.
 
-    Bisection on counts, until a threshold separates the wanted order statistic from the next: about 25 passes over the
-    array. XLA's CPU sort of the 500,000 distances among 1000 points takes about three times as long.
+    Bisection on counts, until a threshold separates the wanted order statistic from the next. For the 499,500 distances
+    among 1000 points it takes 6 ms on 2 cores, where XLA's sort takes 113 ms.
     """
     mask = jnp.ones(values.shape, bool) if mask is None else mask
     total = jnp.sum(mask)

@@ -5,6 +5,7 @@ nothing about their masses. The log density does. So, where there is one, partic
 resampling) by the ratio of successive p_t, a few at every temperature, and the descent steps spread the copies out.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -90,10 +91,13 @@ class Annealed(AbstractSolver):
         sd = jnp.std(centred, axis=0)
         spread = self.width * centred / jnp.where(sd > 0.0, sd, 1.0)[None, :]
         state = (spread, jnp.zeros(()), jnp.zeros(n))  # particles, t, log weights
-        table, key, done = [], jax.random.key(0), 0
+        table, key, done, started = [], jax.random.key(0), 0, time.monotonic()
         interrupted = ""
         try:
             while done < self.temperatures and float(state[1]) < 1.0:
+                so_far = Iterate(state[0], problem.kernel, np.nan, self.steps * done, n * (self.steps + 1) * done)
+                if budget.spent(so_far, started):
+                    break
                 rounds = min(_TEMPERATURES_PER_CALL, self.temperatures - done)
                 state, rows = _anneal(self, problem, path, state, jax.random.fold_in(key, done), resample, rounds)
                 done += rounds
@@ -120,6 +124,7 @@ class Annealed(AbstractSolver):
             history={"temperature": taken[:, 0]},
             interrupted=bool(interrupted),
         )
+        # The polish says so where the budget is spent: it then takes no step.
         return Chain(_Done(annealing), self.polish).solve(problem, moved, budget, report)
 
 

@@ -109,15 +109,13 @@ def linearised(
     return value, jacobian, transpose
 
 
-def balanced(
-    equations: Equations, jacobian: Callable[[Array], Array], transpose: Callable[[Array], Array], d: int
-) -> Callable[[Array], Array]:
+def balanced(equations: Equations, transpose: Callable[[Array], Array], d: int) -> Callable[[Array], Array]:
     """A change of the equations, F -> T F, that makes those of a linear block equally strong.
 
     Linear features give the d x d equations E[z_i s_j] = -delta_ij. For a Gaussian target those of (i, j) and (j, i)
     coincide; for a nearly Gaussian one their differences are weak equations, of a size eps that its departure from
     Gaussianity sets. T is the identity but for the antisymmetric part of that block, multiplied by 1 / eps, with eps
-    measured from two random probes of J^T. Without it conjugate gradients do not resolve them on the paper's RBM.
+    measured from two random probes of J^T. It is meant for the paper's RBM, which is nearly Gaussian.
     """
     first = linear_rows(equations.kernel, d)
     if first is None or equations.scale is None:

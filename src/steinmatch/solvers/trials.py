@@ -78,7 +78,7 @@ def krylov_trial(
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
     """A damped step by conjugate gradients on (J J^T + lambda I) y = F, solved the more exactly the smaller F is."""
     raw, push, pull = linearised(equations, z, scores, slopes)
-    change = balanced(equations, push, pull, z.shape[1])
+    change = balanced(equations, pull, z.shape[1])
     change_back = jax.linear_transpose(change, raw)
     value = change(raw)
 
