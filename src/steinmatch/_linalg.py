@@ -113,8 +113,14 @@ def normalised(weights: Float[Array, " n"] | None, n: int) -> Float[Array, " n"]
     return jnp.full(n, 1.0 / n) if weights is None else weights / jnp.sum(weights)
 
 
-def numerical_rank(matrix: Float[Array, "n m"]) -> Int[Array, ""]:
-    """The number of singular values above rounding, for columns scaled to length one."""
+def singular_values(matrix: Float[Array, "n m"]) -> tuple[Float[Array, " k"], Float[Array, ""]]:
+    """The singular values for columns scaled to length one, and the level below which they are rounding."""
     lengths = jnp.linalg.norm(matrix, axis=0)
     values = jnp.linalg.svd(matrix / jnp.where(lengths > 0.0, lengths, 1.0)[None, :], compute_uv=False)
-    return jnp.sum(values > max(matrix.shape) * jnp.finfo(matrix.dtype).eps * values[0])
+    return values, max(matrix.shape) * jnp.finfo(matrix.dtype).eps * values[0]
+
+
+def numerical_rank(matrix: Float[Array, "n m"]) -> Int[Array, ""]:
+    """The number of singular values above rounding."""
+    values, tolerance = singular_values(matrix)
+    return jnp.sum(values > tolerance)

@@ -222,7 +222,12 @@ def _rank(solution: Solution) -> tuple[int, int | None]:
     m = solution.kernel.n_features(solution.particles.shape[1])
     if m is None:
         return 0, None
-    return int(numerical_rank(features_at(solution.kernel, solution.particles))), m
+    return int(_rank_of_features(solution.kernel, solution.particles)), m
+
+
+@eqx.filter_jit
+def _rank_of_features(kernel: AbstractKernel, particles: Array) -> Array:
+    return numerical_rank(features_at(kernel, particles))
 
 
 def _named(value: Any, kind: type, known: dict[str, Callable], what: str) -> Any:

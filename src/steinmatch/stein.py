@@ -5,6 +5,7 @@ Stein's identity E_p[P f] = 0 is all that the library uses of a target. Batching
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -30,6 +31,14 @@ def stein_operator(f: Callable[[Vector], Array], target: AbstractTarget) -> Call
         return value[..., None] * target.score(x) + jax.jacfwd(f)(x)
 
     return image
+
+
+def values_at(f: Callable[[Vector], Any], points: Float[Array, "n d"]) -> Float[np.ndarray, "n ..."]:
+    """f at all points, one row a point; a function that JAX cannot trace is called point by point."""
+    try:
+        return np.asarray(jax.vmap(f)(points), np.float64)
+    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
+        return np.stack([np.asarray(f(np.asarray(x)), np.float64) for x in points])
 
 
 def features_at(kernel: AbstractKernel, particles: Float[Array, "n d"]) -> Float[Array, "n m"]:
@@ -108,14 +117,16 @@ def stein_kernel_matrix(
         case AbstractRadialKernel():
             return _radial_matrix(kernel, x, scores_x, y, scores_y)
         case _ if kernel.n_features(x.shape[1]) is not None:
-            images_x, images_y = (_images(kernel, points, s) for points, s in ((x, scores_x), (y, scores_y)))
+            images_x, images_y = (images_at(kernel, points, s) for points, s in ((x, scores_x), (y, scores_y)))
             weighted = images_x * kernel.feature_weights(x.shape[1])[None, :, None]
             return jnp.einsum("nmd,kmd->nk", weighted, images_y)
         case _:
             return _autodiff_matrix(kernel, x, scores_x, y, scores_y)
 
 
-def _images(kernel: AbstractKernel, points: Float[Array, "n d"], scores: Float[Array, "n d"]) -> Float[Array, "n m d"]:
+def images_at(
+    kernel: AbstractKernel, points: Float[Array, "n d"], scores: Float[Array, "n d"]
+) -> Float[Array, "n m d"]:
     """(P phi_l)(x_i) for all particles and features."""
     return jax.vmap(lambda x, s: kernel.phi(x)[:, None] * s[None, :] + jax.jacfwd(kernel.phi)(x))(points, scores)
 

@@ -157,6 +157,11 @@ class AffineMap(eqx.Module):
     shift: Float[Array, " d"]
     root: Float[Array, "d d"]
 
+    @staticmethod
+    def of_particles(particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> "AffineMap":
+        """The particles' mean and a root of their covariance."""
+        return AffineMap(weights @ particles, covariance_root(particles, weights))
+
     def whiten(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """z = root^{-1} (x - shift), for one point or many."""
         centred = jnp.atleast_2d(x) - self.shift[None, :]
@@ -196,8 +201,7 @@ class Whitened(AbstractKernel):
     def bind(self, key: PRNGKeyArray, particles: Float[Array, "n d"]) -> "Whitened":
         frame = self.frame
         if frame is None:
-            weights = normalised(None, particles.shape[0])
-            frame = AffineMap(weights @ particles, covariance_root(particles, weights))
+            frame = AffineMap.of_particles(particles, normalised(None, particles.shape[0]))
         return Whitened(self.kernel.bind(key, frame.whiten(particles)), frame, self.given)
 
     def hold(self, particles: Float[Array, "n d"]) -> "Whitened":

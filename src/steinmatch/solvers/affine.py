@@ -15,6 +15,7 @@ First L is diagonal, from several starts, of which the best bound goes on; then 
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -24,9 +25,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from steinmatch._checks import positive_integer, positive_number
-from steinmatch._linalg import covariance_root
 from steinmatch.kernels import AffineMap
-from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
+from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem, whitening
 from steinmatch.svgd import scaled_residual_at
 from steinmatch.targets import AbstractTarget, scores_at
 
@@ -77,15 +77,13 @@ class Affine(AbstractStepSolver):
 
     def init(self, problem: Problem, particles: Float[Array, "n d"]) -> Iterate:
         n, d = particles.shape
-        particles = jnp.asarray(particles)
-        start = AffineMap(problem.weights @ particles, covariance_root(particles, problem.weights))
-        own = start.whiten(particles)
+        start, own = whitening(particles, problem.weights)
         z = own if n > d else _antithetic_points(2 * d + 2, d)
-        sd = jnp.sqrt(jnp.diagonal(start.root @ start.root.T))
+        sd = np.sqrt(np.sum(np.asarray(start.root) ** 2, axis=1))
         n_gradients = 0
         candidates = []
         for scale in _START_SCALES:
-            frame = AffineMap(start.shift, jnp.diag(scale * sd))
+            frame = AffineMap(start.shift, jnp.asarray(np.diag(scale * sd)))
             memory = _Memory(z, own, frame, _bound(problem.target, frame, z), True, 1.0, _NO_GAINS)
             n_gradients += z.shape[0]
             for _ in range(_START_STEPS):
@@ -133,9 +131,8 @@ class Affine(AbstractStepSolver):
         converged: bool = False,
         steps: int = 0,
     ) -> Iterate:
-        particles = memory.frame.colour(memory.own)
         kernel = problem.kernel.reframe(memory.frame)
-        held, residual = _report(problem.target, kernel, particles, problem.weights, memory.frame)
+        particles, held, residual = _report(problem.target, kernel, memory.own, problem.weights, memory.frame)
         return Iterate(
             particles=particles,
             kernel=held,
@@ -151,13 +148,15 @@ class Affine(AbstractStepSolver):
 
 
 @eqx.filter_jit
-def _report(target: AbstractTarget, kernel: Any, particles: Array, weights: Array, frame: AffineMap) -> tuple:
-    """The held kernel and its largest scaled residual."""
+def _report(target: AbstractTarget, kernel: Any, own: Array, weights: Array, frame: AffineMap) -> tuple:
+    """The particles, the held kernel and its largest scaled residual."""
+    particles = frame.colour(own)
     held = kernel.hold(particles)
     residual = scaled_residual_at(held, particles, scores_at(target, particles), weights, frame.root)
-    return held, jnp.max(jnp.abs(residual))
+    return particles, held, jnp.max(jnp.abs(residual))
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _antithetic_points(n: int, d: int) -> Float[Array, "n d"]:
     """n points z and -z with mean 0 and covariance I exactly, from a fixed key."""
     half = jax.random.normal(jax.random.key(0), (n // 2, d), jnp.float64)
@@ -199,11 +198,11 @@ def _error(bound: _Bound, diagonal: bool) -> float:
 
 
 @eqx.filter_jit
-def _moved(frame: AffineMap, bound: _Bound, length: Any, diagonal: bool) -> tuple[AffineMap, Array, Array, Array]:
+def _moved(frame: AffineMap, bound: _Bound, length: Any, diagonal: Any) -> tuple[AffineMap, Array, Array, Array]:
     """The frame after a step of this length, the rotation Q of z that keeps L triangular (x = L Q^T z), and the step
     itself (shift, log of the stretch) in the new coordinates.
     """
-    curvature = jnp.diag(jnp.diagonal(bound.curvature)) if diagonal else bound.curvature
+    curvature = jnp.where(diagonal, jnp.diag(jnp.diagonal(bound.curvature)), bound.curvature)
     values, vectors = jnp.linalg.eigh(curvature)
     values = jnp.clip(jnp.abs(values), 1.0 / _CLIP, _CLIP)
     shift = vectors @ ((vectors.T @ bound.gradient) / values)
@@ -218,19 +217,26 @@ def _moved(frame: AffineMap, bound: _Bound, length: Any, diagonal: bool) -> tupl
     return moved, rotation, rotation.T @ shift, rotation.T @ log_scale @ rotation
 
 
+@jax.jit
+def _rotated(z: Array, rotation: Array) -> Array:
+    return z @ rotation
+
+
 def _step(target: AbstractTarget, memory: _Memory) -> tuple[_Memory, int]:
     """One step, halved until the bound rises; the gradients spent. Length 0 where no step rises."""
     length, k = min(1.0, 2.0 * memory.length), memory.z.shape[0]
     for tries in range(1, _HALVINGS + 1):
-        frame, rotation, shift, log_scale = _moved(memory.frame, memory.bound, np.asarray(length), memory.diagonal)
-        z = memory.z @ rotation
+        frame, rotation, shift, log_scale = _moved(
+            memory.frame, memory.bound, np.asarray(length), np.asarray(memory.diagonal)
+        )
+        z = _rotated(memory.z, rotation)
         bound = _bound(target, frame, z)
         gain = _gain(memory.bound, bound, rotation, shift, log_scale, length)
         # Near the solution the rise of B drowns in its rounding; the equations themselves then decide.
         rounding = 1e-12 * (1.0 + abs(float(np.nan_to_num(memory.bound.value))))
         closer = abs(gain) <= rounding and _error(bound, memory.diagonal) < _error(memory.bound, memory.diagonal)
         if _usable(bound) and (gain > rounding or closer):
-            own = z if memory.own is memory.z else memory.own @ rotation
+            own = z if memory.own is memory.z else _rotated(memory.own, rotation)
             return _Memory(z, own, frame, bound, memory.diagonal, length, (*memory.gains, gain)), tries * k
         length *= 0.5
     return dataclasses.replace(memory, length=0.0, gains=(*memory.gains, 0.0)), _HALVINGS * k

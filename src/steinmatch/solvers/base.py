@@ -31,6 +31,18 @@ class Problem(eqx.Module):
     frame: AffineMap | None = None
 
 
+# Compiled once as they stand: called by themselves, each of their operations would be compiled on its own.
+whitened = eqx.filter_jit(AffineMap.whiten)
+coloured = eqx.filter_jit(AffineMap.colour)
+
+
+@eqx.filter_jit
+def whitening(particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> tuple[AffineMap, Float[Array, "n d"]]:
+    """The affine map of the particles' mean and covariance, and the particles in its coordinates."""
+    frame = AffineMap.of_particles(particles, weights)
+    return frame, frame.whiten(particles)
+
+
 @dataclasses.dataclass(frozen=True)
 class Iterate:
     """Where a solve stands after some steps."""

@@ -29,9 +29,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from steinmatch._checks import positive_integer, positive_number
-from steinmatch._linalg import covariance_root
 from steinmatch.kernels import AbstractKernel, AffineMap
-from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
+from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem, coloured, whitened, whitening
 from steinmatch.solvers.equations import equations_at, largest_residual, scores_in, slope_cost
 from steinmatch.solvers.trials import FIRST_INNER, dense_trial, jacobian_and_gram, krylov_trial, score_slopes
 from steinmatch.stein import held_bandwidth
@@ -88,11 +87,11 @@ class LevenbergMarquardt(AbstractStepSolver):
     def __init__(
         self,
         tol: float = 1e-10,
-        n_steps: int = 400,
+        n_steps: int = 2000,
         dense_limit: int = 4000,
         inner_steps: int = 3000,
         rounds: int = 8,
-        shakes: int = 10,
+        shakes: int = 30,
     ):
         self.tol = positive_number(tol, "tol", "LevenbergMarquardt")
         self.n_steps = positive_integer(n_steps, "n_steps", "LevenbergMarquardt")
@@ -104,15 +103,26 @@ class LevenbergMarquardt(AbstractStepSolver):
     def init(self, problem: Problem, particles: Float[Array, "n d"]) -> Iterate:
         frame = problem.frame
         if frame is None:
-            frame = AffineMap(problem.weights @ particles, covariance_root(particles, problem.weights))
+            frame, whitened_particles = whitening(particles, problem.weights)
+        else:
+            whitened_particles = whitened(frame, particles)
         n = particles.shape[0]
-        z, scores, pulled = _finite_start(problem.target, frame, frame.whiten(particles))
+        z, scores, pulled = _finite_start(problem.target, frame, whitened_particles)
         kernel, residual, row = _open(problem, frame, z, scores)
         memory = _Memory(
             z, scores, frame, self._first_damping(kernel, n, z.shape[1]), 1, 0, FIRST_INNER, (float(residual),)
         )
         return self._iterate(
-            frame.colour(z), kernel, float(residual), memory, Iterate(particles, kernel, np.inf), n, 0, pulled, row, 0
+            coloured(frame, z),
+            kernel,
+            float(residual),
+            memory,
+            Iterate(particles, kernel, np.inf),
+            n,
+            0,
+            pulled,
+            row,
+            steps=0,
         )
 
     def step(self, problem: Problem, iterate: Iterate, budget: Budget) -> Iterate:
@@ -145,8 +155,9 @@ class LevenbergMarquardt(AbstractStepSolver):
         residuals = (*memory.residuals, float(residual))
         following = dataclasses.replace(memory, z=z, scores=scores, damping=lowered, inner=inner, residuals=residuals)
         row = _row(iterate.kernel, memory.frame, z)
+        moved = coloured(memory.frame, z)
         following_iterate = self._iterate(
-            memory.frame.colour(z), iterate.kernel, float(residual), following, iterate, gradients, hvps, nonfinite, row
+            moved, iterate.kernel, float(residual), following, iterate, gradients, hvps, nonfinite, row
         )
         if residuals[-1] <= self.tol and (residuals[-1] <= _ROUNDING or residuals[-1] > 0.1 * residuals[-2]):
             return self._readapted(problem, following_iterate, following)
@@ -237,7 +248,7 @@ class LevenbergMarquardt(AbstractStepSolver):
             )
             return dataclasses.replace(
                 iterate,
-                particles=memory.frame.colour(z),
+                particles=coloured(memory.frame, z),
                 kernel=kernel,
                 residual=float(residual),
                 n_gradients=iterate.n_gradients + z.shape[0],

@@ -1,0 +1,296 @@
+"""The Stein equation f = P . phi + b, solved for one wanted expectation: if it holds, E_p f = b.
+
+Stein's identity gives E_p[P . phi] = 0 for every vector field phi, so the constant b of the best approximation of f by
+Stein images estimates E_p f, from points of any origin. What the field phi is made of decides which method it is:
+
+    features (polynomials)     phi = sum_l theta_l phi_l       zero-variance control variates
+    a full-rank kernel         phi = sum_i a_i P k(., x_i)     control functionals
+    features + kernel          both, features unpenalised      the semi-exact combination
+
+Ridge penalties are chosen by leave-one-out cross-validation, which has a closed form here.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from steinmatch._checks import as_particles, as_weights
+from steinmatch._types import ArrayLike, Vector, float64, plain
+from steinmatch.kernels import AbstractKernel, AffineMap, Scaled, Sum, Whitened
+from steinmatch.stein import images_at, stein_kernel_matrix, values_at
+from steinmatch.targets import AbstractTarget, scores_at
+
+_GRID = 10.0 ** np.arange(-12.0, 2.5, 0.5)  # ridges tried, relative to the mean diagonal of the Gram matrix
+_RCOND = 1e-11  # directions below this share of the largest singular value are not resolved
+
+
+@dataclasses.dataclass(frozen=True)
+class SteinSolution:
+    """f = P . phi + b, solved over points. Arrays end with the shape of f's value, () for a scalar f."""
+
+    b: np.ndarray  # the estimate of E_p f
+    coefficients: np.ndarray | None  # (m, d, ...): phi(x) = sum_l coefficients[l] phi_l(x); None without features
+    kernel_coefficients: np.ndarray | None  # (N, ...): weights of the Stein-kernel sections; None without a kernel
+    residual: np.ndarray  # rms of f - P . phi - b over the points
+    prediction_error: np.ndarray  # rms of the leave-one-out errors; with ridge=0 and no spare points: inf
+    error: np.ndarray  # standard error of b, if the points are independent draws of p
+    ridge: np.ndarray  # relative to the mean diagonal of the Gram matrix
+    condition: float  # of the system that was solved
+    average: np.ndarray  # the plain average of f, for comparison
+    features: AbstractKernel | None  # bound and held
+
+    @float64
+    def approximation(self, target: AbstractTarget, points: ArrayLike) -> np.ndarray:
+        """P . phi + b at other points, for a solution without a kernel part."""
+        if self.coefficients is None or self.kernel_coefficients is not None:
+            raise TypeError("approximation: only a solution with features alone can be evaluated at other points.")
+        points = jnp.asarray(as_particles(points, "approximation", target.dim))
+        images = np.asarray(_images(target, self.features, points))
+        return self.b + np.tensordot(images, self.coefficients, axes=2)
+
+
+@float64
+def stein_equation(
+    f: Callable[[Vector], Any] | ArrayLike,
+    target: AbstractTarget,
+    features: AbstractKernel,
+    points: ArrayLike,
+    weights: ArrayLike | None = None,
+    ridge: float | None = None,
+    seed: int = 0,
+) -> SteinSolution:
+    """Solve f = P . phi + b by regularised least squares over the points (paper, section 3.3); E_p f is about b.
+
+    **Arguments:**
+
+    - `f`: a function of one point with values of any shape, or its values at the points, one row a point.
+    - `target`: gives the scores at the points.
+    - `features`: where phi lies: a feature kernel (`Polynomial(2)`, `Whitened(Polynomial(2))`), a full-rank kernel
+      (`RBF()`), or a sum of both, in which the features are fitted without penalty.
+    - `points`: (N, d). They need not be draws of p, though `error` supposes that they are.
+    - `weights`: of the points; equal by default.
+    - `ridge`: the penalty, relative to the mean diagonal of the Gram matrix; 0 for the least-norm solution; by default
+      the one with the least leave-one-out error, for each component of f.
+    - `seed`: of random features that are not bound yet.
+    """
+    if not isinstance(features, AbstractKernel):
+        raise TypeError(f"stein_equation: features must be a kernel such as Polynomial(2), got {features!r:.80}.")
+    points = jnp.asarray(as_particles(points, "stein_equation", target.dim))
+    n = points.shape[0]
+    checked = as_weights(weights, n, "stein_equation")
+    w = np.full(n, 1.0 / n) if checked is None else checked / checked.sum()
+    if ridge is not None and not (np.isfinite(ridge) and ridge >= 0.0):
+        raise ValueError(f"stein_equation: ridge must be a number >= 0, got {ridge!r}; leave it out to have it chosen.")
+    values, shape = _values(f, points)
+    held = features.bind(jax.random.key(seed), points).hold(points)
+    scores = np.asarray(_scores(target, points))
+    _check_finite(scores, "the score of the target")
+    maps, kernels = _parts(held, target.dim)
+    columns = [np.asarray(_scaled_images(part, frame, points, scores)).reshape(n, -1) for part, frame in maps]
+    design = np.concatenate(columns, axis=1) if columns else np.zeros((n, 0))
+    gram = sum((np.asarray(_stein_matrix(part, frame, points, scores)) for part, frame in kernels), np.zeros((n, n)))
+    lengths = np.sqrt(w @ design**2)
+    lengths[lengths == 0.0] = 1.0
+    root_weights = np.sqrt(w)[:, None]
+    constant, scaled, y = root_weights, root_weights * design / lengths, root_weights * values
+    if kernels:
+        if scaled.shape[1] + 1 >= n:
+            raise ValueError(
+                f"stein_equation: the semi-exact form fits its {scaled.shape[1]} feature images without a penalty, "
+                f"and needs more points than that; got {n}. Use fewer features, more points, or features alone."
+            )
+        system = _System(np.concatenate([constant, scaled], axis=1), None, root_weights * gram * root_weights.T)
+    else:
+        system = _System(constant, scaled, None)
+    solved = system.least_norm(y) if ridge == 0.0 and not kernels else system.solve(y, ridge)
+    beta, theta = solved.fixed, solved.coefficients
+    coefficients = None
+    if columns:
+        flat = (beta[1:] if kernels else theta) / lengths[:, None]
+        sizes = np.cumsum([c.shape[1] for c in columns])[:-1]
+        blocks = [
+            np.einsum("ab,lbk->lak", frame.root, block.reshape(-1, target.dim, values.shape[1]))
+            for (_, frame), block in zip(maps, np.split(flat, sizes), strict=True)
+        ]
+        coefficients = np.concatenate(blocks).reshape(-1, target.dim, *shape)
+    spread = np.where(root_weights > 0.0, root_weights, 1.0)
+    left, loo = solved.left / spread, solved.left_out / spread
+    return SteinSolution(
+        b=beta[0].reshape(shape),
+        coefficients=coefficients,
+        kernel_coefficients=(root_weights * theta).reshape(n, *shape) if kernels else None,
+        residual=np.sqrt(w @ left**2).reshape(shape),
+        prediction_error=np.sqrt(w @ loo**2).reshape(shape),
+        error=np.sqrt(w**2 @ loo**2).reshape(shape),
+        ridge=solved.ridge.reshape(shape),
+        condition=solved.condition,
+        average=(w @ values).reshape(shape),
+        features=plain(_feature_part(held, target.dim)),
+    )
+
+
+def _values(f: Any, points: Array) -> tuple[Float[np.ndarray, "n k"], tuple[int, ...]]:
+    """f at the points, flattened to (n, k), and the shape of one value."""
+    values = values_at(f, points) if callable(f) else np.asarray(f, np.float64)
+    if values.shape[:1] != (points.shape[0],):
+        raise ValueError(
+            f"stein_equation: f must be a function of one point or its values at the {points.shape[0]} points, "
+            f"got an array of shape {values.shape}."
+        )
+    _check_finite(values, "f")
+    return values.reshape(values.shape[0], -1), values.shape[1:]
+
+
+def _check_finite(values: np.ndarray, name: str) -> None:
+    bad = ~np.isfinite(values.reshape(values.shape[0], -1)).all(axis=1)
+    if bad.any():
+        raise ValueError(
+            f"stein_equation: {name} is not finite at {int(bad.sum())} of {len(bad)} points, the first of them point "
+            f"{int(np.argmax(bad))}. Leave such points out."
+        )
+
+
+def _parts(
+    kernel: AbstractKernel, dim: int, frame: AffineMap | None = None, factor: Any = 1.0
+) -> tuple[list[tuple[AbstractKernel, AffineMap]], list[tuple[AbstractKernel, AffineMap]]]:
+    """(feature terms, full-rank terms) of a held kernel, each with the affine map of the coordinates it is written in.
+
+    A whitened term is taken in its own coordinates z, with vector fields in z as well: the same span for features, and
+    for full-rank kernels the form that does not depend on the scale of x.
+    """
+    frame = AffineMap(np.zeros(dim), np.eye(dim)) if frame is None else frame
+    match kernel:
+        case Sum():
+            found = [_parts(term, dim, frame, factor) for term in kernel.terms]
+            return [p for maps, _ in found for p in maps], [p for _, kernels in found for p in kernels]
+        case Scaled():
+            return _parts(kernel.kernel, dim, frame, factor * kernel.factor)
+        case Whitened():
+            inner = kernel._frame()
+            joined = AffineMap(frame.shift + frame.root @ inner.shift, frame.root @ inner.root)
+            return _parts(kernel.kernel, dim, joined, factor)
+        case _ if kernel.n_features(dim) is not None:
+            return [(kernel, frame)], []
+        case _:
+            return [], [(Scaled(kernel, jnp.asarray(factor, jnp.float64)), frame)]
+
+
+def _feature_part(kernel: AbstractKernel, dim: int) -> AbstractKernel | None:
+    """The feature terms of a held kernel, without the full-rank ones, in the order of `_parts`."""
+    match kernel:
+        case Sum():
+            terms = [part for term in kernel.terms if (part := _feature_part(term, dim)) is not None]
+            return Sum(tuple(terms)) if terms else None
+        case Scaled():
+            return _feature_part(kernel.kernel, dim)
+        case Whitened():
+            inner = _feature_part(kernel.kernel, dim)
+            return None if inner is None else Whitened(inner, kernel.frame, kernel.given)
+        case _:
+            return kernel if kernel.n_features(dim) is not None else None
+
+
+@eqx.filter_jit
+def _scores(target: AbstractTarget, points: Array) -> Array:
+    return scores_at(target, points)
+
+
+@eqx.filter_jit
+def _images(target: AbstractTarget, kernel: AbstractKernel, points: Array) -> Array:
+    return images_at(kernel, points, scores_at(target, points))
+
+
+@eqx.filter_jit
+def _scaled_images(kernel: AbstractKernel, frame: AffineMap, points: Array, scores: Any) -> Array:
+    return images_at(kernel, frame.whiten(points), scores @ frame.root)
+
+
+@eqx.filter_jit
+def _stein_matrix(kernel: AbstractKernel, frame: AffineMap, points: Array, scores: Any) -> Array:
+    z, s = frame.whiten(points), scores @ frame.root
+    return stein_kernel_matrix(kernel, z, s, z, s)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Solved:
+    fixed: np.ndarray  # (r, k) unpenalised coefficients, the constant first
+    coefficients: np.ndarray  # penalised ones: of the design's columns, or of the Gram matrix's sections
+    left: np.ndarray  # (n, k) residuals
+    left_out: np.ndarray  # (n, k) leave-one-out errors
+    ridge: np.ndarray  # (k,)
+    condition: float
+
+
+class _System:
+    """y = fixed beta + design theta (penalised), or y = fixed beta + gram alpha with the penalty of its own norm.
+
+    Both are one: with e, U the eigenpairs of the projected Gram matrix, the residual of penalty lambda is
+    M y = U diag(lambda / (e + lambda)) U^T y on the complement of `fixed`, and leave-one-out errors are (M y) / diag M.
+    """
+
+    def __init__(self, fixed: np.ndarray, design: np.ndarray | None, gram: np.ndarray | None):
+        self.fixed, self.design, self.gram = fixed, design, gram
+
+    def least_norm(self, y: np.ndarray) -> _Solved:
+        """Without a penalty: the least-norm least-squares solution."""
+        assert self.design is not None
+        matrix = np.concatenate([self.fixed, self.design], axis=1)
+        left_vectors, sizes, right = np.linalg.svd(matrix, full_matrices=False)
+        kept = sizes > _RCOND * sizes[0]
+        u = left_vectors[:, kept]
+        solution = right[kept].T @ ((u.T @ y) / sizes[kept][:, None])
+        left = y - matrix @ solution
+        share = 1.0 - np.sum(u**2, axis=1)
+        spare = share > 1e-9
+        left_out = np.where(spare[:, None], left / np.where(spare, share, 1.0)[:, None], np.inf)
+        r = self.fixed.shape[1]
+        condition = float(sizes[0] / sizes[kept][-1])
+        return _Solved(solution[:r], solution[r:], left, left_out, np.zeros(y.shape[1]), condition)
+
+    def solve(self, y: np.ndarray, ridge: float | None) -> _Solved:
+        """With the given ridge, or for each column of y the one that predicts best."""
+        n = y.shape[0]
+        left_vectors, sizes, _ = np.linalg.svd(self.fixed, full_matrices=False)
+        q = left_vectors[:, sizes > _RCOND * sizes[0]]
+        if self.design is not None:
+            projected = self.design - q @ (q.T @ self.design)
+            u, s, right = np.linalg.svd(projected, full_matrices=False)
+            e, unit = s**2, float(np.sum(self.design**2)) / n
+        else:
+            assert self.gram is not None
+            projected = self.gram - q @ (q.T @ self.gram)
+            e, u = np.linalg.eigh(projected - (projected @ q) @ q.T)
+            e, right, unit = np.maximum(e, 0.0), np.zeros((0, 0)), float(np.trace(self.gram)) / n
+        inside = np.argsort(-np.linalg.norm(u - q @ (q.T @ u), axis=0))[: n - q.shape[1]]  # drop what lies in `fixed`
+        u, e = u[:, inside], e[inside]
+        complete = u.shape[1] == n - q.shape[1]
+        coordinates = u.T @ y
+        rest = np.zeros_like(y) if complete else y - q @ (q.T @ y) - u @ coordinates
+        rest_share = 0.0 if complete else 1.0 - np.sum(q**2, axis=1) - np.sum(u**2, axis=1)
+        unit = unit if unit > 0.0 else 1.0
+        grid = _GRID if ridge is None else np.array([max(ridge, 1e-14)])
+        left, left_out = np.empty((len(grid), *y.shape)), np.empty((len(grid), *y.shape))
+        for i, lam in enumerate(grid * unit):
+            keep = lam / (e + lam)
+            left[i] = u @ (keep[:, None] * coordinates) + rest
+            share = u**2 @ keep + rest_share
+            left_out[i] = left[i] / np.where(share > 0.0, share, np.inf)[:, None]
+        best = np.argmin(np.sum(left_out**2, axis=1), axis=0)
+        lam = grid[best] * unit
+        k = np.arange(y.shape[1])
+        if self.design is not None:
+            weights = np.sqrt(e)[:, None] / (e[:, None] + lam[None, :])
+            coefficients = right[inside].T @ (weights * coordinates)
+            explained = self.design @ coefficients
+        else:
+            coefficients = u @ (coordinates / (e[:, None] + lam[None, :]))
+            explained = self.gram @ coefficients
+        fixed, *_ = np.linalg.lstsq(self.fixed, y - explained, rcond=_RCOND)
+        condition = float((e.max(initial=0.0) + lam.max()) / (e.min(initial=0.0) + lam.min()))
+        return _Solved(fixed, coefficients, left[best, :, k].T, left_out[best, :, k].T, grid[best], condition)
