@@ -10,9 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 import steinmatch as sm
 from steinmatch.targets import Gaussian, GaussianMixture
+
+CONSOLE = Console(width=150)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,3 +118,41 @@ def cases() -> list[Case]:
         Case("mixture, d = 5", mixture, sm.LinearRandom(), 150, normal_mixture_queries(means, np.eye(5), shares)),
         log_gamma_case(),
     ]
+
+
+def calibration() -> None:
+    """6. Stated against true errors."""
+    table = Table(title="6. queries: true and stated errors")
+    for column in ("target", "query", "truth", "average off by", "estimate off by", "stated", "stated / true", "exact"):
+        table.add_column(column, justify="right")
+    ratios, covered = [], []
+    for case in cases():
+        fit = sm.fit(case.target, case.n, kernel=case.kernel, max_seconds=60)
+        for name, (f, truth) in case.queries.items():
+            query = fit.query(f)
+            off = abs(float(query.estimate) - truth)
+            reference = 1e-6 * max(1.0, abs(truth))  # quadrature on a grid is no better than that
+            covered.append(off <= 2.0 * float(query.error) + reference)
+            # An exact answer has neither error; a ratio of two rounding errors says nothing.
+            if not query.exact:
+                ratios.append(float(query.error) / max(off, reference))
+            table.add_row(
+                case.name,
+                escape(name),
+                f"{truth:.4f}",
+                f"{float(query.average) - truth:.1e}",
+                f"{float(query.estimate) - truth:.1e}",
+                f"{float(query.error):.1e}",
+                "" if query.exact else f"{ratios[-1]:.1f}",
+                "yes" if query.exact else "",
+            )
+    CONSOLE.print(table)
+    CONSOLE.print(
+        f"   below twice the stated error: {np.mean(covered):.1%} of {len(covered)}; "
+        f"median stated / true {np.median(ratios):.1f}\n"
+    )
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    calibration()

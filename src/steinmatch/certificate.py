@@ -16,7 +16,7 @@ from rich.table import Table
 
 from steinmatch._checks import as_particles, as_weights, positive_integer
 from steinmatch._linalg import covariance_root, normalised, singular_values
-from steinmatch._types import ArrayLike, float64, plain
+from steinmatch._types import ArrayLike, float64
 from steinmatch.discrepancy import ksd
 from steinmatch.features import FeatureKernel, Linear, Polynomial, RandomFourier
 from steinmatch.kernels import IMQ, AbstractKernel, AffineMap, Scaled, Sum, Whitened
@@ -216,9 +216,9 @@ def stein_ess(
     """(mean over w and particles of |P phi_w|^2) / (mean over w of |G(w)|^2), over fresh random cosines phi_w.
 
     For n independent draws of p it is about n, for collapsed particles 1. The cosines are of the whitened point with
-    h = sqrt(d), from a fixed key. The whitening is the scale that the target asks for: with L the root of the particles'
-    covariance, Stein's identity E[(x - mu) s^T] = -I fails by M = -sym(E[z s^T] L), and L M^(-1/2) repairs it, so that
-    collapsed particles are not mistaken for a narrow target.
+    h = sqrt(d), from a fixed key. The whitening is the scale that the target asks for: with L a root of the covariance
+    of the particles, Stein's identity E[(x - mu) s^T] = -I fails by M = -sym(E[z s^T] L), and L M^(-1/2) repairs it,
+    so that collapsed particles are not mistaken for a narrow target.
     """
     points = jnp.asarray(as_particles(particles, "stein_ess", target.dim))
     n = points.shape[0]
@@ -226,8 +226,8 @@ def stein_ess(
     count = positive_integer(n_features, "n_features", "stein_ess")
     kernel = RandomFourier(count, np.sqrt(target.dim)).bind(jax.random.key(_ESS_KEY), points).hold(points)
     spread, discrepancy, shift, z, s = _stein_ess(target, kernel, points, w)
-    # |G|^2 of independent draws is a weighted sum of chi-squares with nu = tr(C)^2 / tr(C^2) degrees of freedom, where C
-    # is the covariance of (P phi_w)(x) over all w: from pairs of particles, a few features and a subsample suffice.
+    # |G|^2 of independent draws is a weighted sum of chi-squares with nu = tr(C)^2 / tr(C^2) degrees of freedom, C the
+    # covariance of (P phi_w)(x) over all w; pairs of particles give it, and a few features and a subsample suffice.
     few = RandomFourier(min(count, _SUBFEATURES), np.sqrt(target.dim)).bind(jax.random.key(_ESS_KEY), points)
     gram = np.asarray(_gram(few.hold(points), z[:: -(-n // _SUBSAMPLE)], s[:: -(-n // _SUBSAMPLE)]))
     pairs = gram[~np.eye(len(gram), dtype=bool)]

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from scipy.sparse.linalg import lsmr
 
 from steinmatch._checks import as_particles, as_weights
 from steinmatch._types import ArrayLike, Vector, float64, plain
@@ -27,6 +28,7 @@ from steinmatch.stein import images_at, stein_kernel_matrix, values_at
 from steinmatch.targets import AbstractTarget, scores_at
 
 _GRID = 10.0 ** np.arange(-12.0, 2.5, 0.5)  # ridges tried, relative to the mean diagonal of the Gram matrix
+_DENSE_LIMIT, _ITERATIONS = 1500, 1000  # least-norm systems above this size go to LSMR
 _RCOND = 1e-11  # directions below this share of the largest singular value are not resolved
 
 
@@ -38,8 +40,8 @@ class SteinSolution:
     coefficients: np.ndarray | None  # (m, d, ...): phi(x) = sum_l coefficients[l] phi_l(x); None without features
     kernel_coefficients: np.ndarray | None  # (N, ...): weights of the Stein-kernel sections; None without a kernel
     residual: np.ndarray  # rms of f - P . phi - b over the points
-    prediction_error: np.ndarray  # rms of the leave-one-out errors; with ridge=0 and no spare points: inf
-    error: np.ndarray  # standard error of b, if the points are independent draws of p
+    prediction_error: np.ndarray  # rms of the leave-one-out errors; inf without spare points, nan for large ridge=0
+    error: np.ndarray  # of b: its sd under the regression model and the standard error of the left-out errors
     ridge: np.ndarray  # relative to the mean diagonal of the Gram matrix
     condition: float  # of the system that was solved
     average: np.ndarray  # the plain average of f, for comparison
@@ -73,7 +75,7 @@ def stein_equation(
     - `target`: gives the scores at the points.
     - `features`: where phi lies: a feature kernel (`Polynomial(2)`, `Whitened(Polynomial(2))`), a full-rank kernel
       (`RBF()`), or a sum of both, in which the features are fitted without penalty.
-    - `points`: (N, d). They need not be draws of p, though `error` supposes that they are.
+    - `points`: (N, d). They need not be draws of p.
     - `weights`: of the points; equal by default.
     - `ridge`: the penalty, relative to the mean diagonal of the Gram matrix; 0 for the least-norm solution; by default
       the one with the least leave-one-out error, for each component of f.
@@ -127,7 +129,7 @@ def stein_equation(
         kernel_coefficients=(root_weights * theta).reshape(n, *shape) if kernels else None,
         residual=np.sqrt(w @ left**2).reshape(shape),
         prediction_error=np.sqrt(w @ loo**2).reshape(shape),
-        error=np.sqrt(w**2 @ loo**2).reshape(shape),
+        error=np.hypot(solved.error, np.sqrt(w**2 @ loo**2)).reshape(shape),
         ridge=solved.ridge.reshape(shape),
         condition=solved.condition,
         average=(w @ values).reshape(shape),
@@ -223,6 +225,7 @@ class _Solved:
     coefficients: np.ndarray  # penalised ones: of the design's columns, or of the Gram matrix's sections
     left: np.ndarray  # (n, k) residuals
     left_out: np.ndarray  # (n, k) leave-one-out errors
+    error: np.ndarray  # (k,) sd of the constant
     ridge: np.ndarray  # (k,)
     condition: float
 
@@ -241,6 +244,8 @@ class _System:
         """Without a penalty: the least-norm least-squares solution."""
         assert self.design is not None
         matrix = np.concatenate([self.fixed, self.design], axis=1)
+        if min(matrix.shape) > _DENSE_LIMIT:
+            return self._least_norm_iterative(matrix, y)
         left_vectors, sizes, right = np.linalg.svd(matrix, full_matrices=False)
         kept = sizes > _RCOND * sizes[0]
         u = left_vectors[:, kept]
@@ -251,24 +256,45 @@ class _System:
         left_out = np.where(spare[:, None], left / np.where(spare, share, 1.0)[:, None], np.inf)
         r = self.fixed.shape[1]
         condition = float(sizes[0] / sizes[kept][-1])
-        return _Solved(solution[:r], solution[r:], left, left_out, np.zeros(y.shape[1]), condition)
+        # Ordinary least squares: the constant's row of the pseudo-inverse times the noise.
+        spare_points = matrix.shape[0] - int(kept.sum())
+        noise = np.sqrt(np.sum(left**2, axis=0) / spare_points) if spare_points else np.full(y.shape[1], np.inf)
+        error = noise * np.linalg.norm(right[kept][:, 0] / sizes[kept])
+        return _Solved(solution[:r], solution[r:], left, left_out, error, np.zeros(y.shape[1]), condition)
+
+    def _least_norm_iterative(self, matrix: np.ndarray, y: np.ndarray) -> _Solved:
+        """The same by LSMR, where a factorisation would take minutes: no leave-one-out errors, and no sd."""
+        runs = [lsmr(matrix, column, atol=1e-15, btol=1e-15, conlim=1e12, maxiter=_ITERATIONS) for column in y.T]
+        solution = np.stack([run[0] for run in runs], axis=1)
+        unknown = np.full(y.shape, np.nan)
+        r = self.fixed.shape[1]
+        return _Solved(
+            solution[:r],
+            solution[r:],
+            y - matrix @ solution,
+            unknown,
+            unknown[0],
+            np.zeros(y.shape[1]),
+            float(max(run[6] for run in runs)),
+        )
 
     def solve(self, y: np.ndarray, ridge: float | None) -> _Solved:
         """With the given ridge, or for each column of y the one that predicts best."""
         n = y.shape[0]
-        left_vectors, sizes, _ = np.linalg.svd(self.fixed, full_matrices=False)
-        q = left_vectors[:, sizes > _RCOND * sizes[0]]
+        vectors, sizes, _ = np.linalg.svd(self.fixed, full_matrices=self.design is None)
+        r = int(np.sum(sizes > _RCOND * sizes[0]))
+        q = vectors[:, :r]
         if self.design is not None:
-            projected = self.design - q @ (q.T @ self.design)
-            u, s, right = np.linalg.svd(projected, full_matrices=False)
-            e, unit = s**2, float(np.sum(self.design**2)) / n
+            u, s, right = np.linalg.svd(self.design - q @ (q.T @ self.design), full_matrices=False)
+            inside = s > 1e-14 * s.max(initial=0.0)  # the others are rounding, and may point into `fixed`
+            u, e, right = u[:, inside], s[inside] ** 2, right[inside]
+            unit = float(np.sum(self.design**2)) / n
         else:
             assert self.gram is not None
-            projected = self.gram - q @ (q.T @ self.gram)
-            e, u = np.linalg.eigh(projected - (projected @ q) @ q.T)
-            e, right, unit = np.maximum(e, 0.0), np.zeros((0, 0)), float(np.trace(self.gram)) / n
-        inside = np.argsort(-np.linalg.norm(u - q @ (q.T @ u), axis=0))[: n - q.shape[1]]  # drop what lies in `fixed`
-        u, e = u[:, inside], e[inside]
+            complement = vectors[:, r:]
+            e, inner = np.linalg.eigh(complement.T @ self.gram @ complement)
+            u, e, right = complement @ inner, np.maximum(e, 0.0), np.zeros((0, 0))
+            unit = float(np.trace(self.gram)) / n
         complete = u.shape[1] == n - q.shape[1]
         coordinates = u.T @ y
         rest = np.zeros_like(y) if complete else y - q @ (q.T @ y) - u @ coordinates
@@ -286,11 +312,18 @@ class _System:
         k = np.arange(y.shape[1])
         if self.design is not None:
             weights = np.sqrt(e)[:, None] / (e[:, None] + lam[None, :])
-            coefficients = right[inside].T @ (weights * coordinates)
+            coefficients = right.T @ (weights * coordinates)
             explained = self.design @ coefficients
         else:
             coefficients = u @ (coordinates / (e[:, None] + lam[None, :]))
             explained = self.gram @ coefficients
         fixed, *_ = np.linalg.lstsq(self.fixed, y - explained, rcond=_RCOND)
+        # The constant is linear in y, with weights a; its variance if y has the covariance scale (K + lambda I).
+        a = np.linalg.pinv(self.fixed, rcond=_RCOND)[0]
+        section = self.gram @ a if self.gram is not None else self.design @ (self.design.T @ a)  # type: ignore
+        seen = (u.T @ section) ** 2
+        variance = np.maximum(a @ section - seen @ (1.0 / (e[:, None] + lam[None, :])), 0.0) + lam * (a @ a)
+        scale = np.sum(coordinates**2 / (e[:, None] + lam[None, :]), axis=0) + np.sum(rest**2, axis=0) / lam
+        error = np.sqrt(variance * scale / (n - q.shape[1])) if n > q.shape[1] else np.full(y.shape[1], np.inf)
         condition = float((e.max(initial=0.0) + lam.max()) / (e.min(initial=0.0) + lam.min()))
-        return _Solved(fixed, coefficients, left[best, :, k].T, left_out[best, :, k].T, grid[best], condition)
+        return _Solved(fixed, coefficients, left[best, :, k].T, left_out[best, :, k].T, error, grid[best], condition)

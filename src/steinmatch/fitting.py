@@ -8,6 +8,7 @@
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from steinmatch._checks import as_particles, known_name, positive_integer, positive_number
 from steinmatch._linalg import numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
+from steinmatch.certificate import Certificate, certify
 from steinmatch.features import Linear, LinearRandom
-from steinmatch.kernels import IMQ, RBF, AbstractKernel, AffineMap, Matern
+from steinmatch.kernels import IMQ, RBF, AbstractKernel, AffineMap, Matern, Whitened
+from steinmatch.matching import MatchingSet
 from steinmatch.plots import plot_particles
 from steinmatch.progress import progress_bar
+from steinmatch.query import Query, answer, query_features
 from steinmatch.solvers import (
     AbstractSolver,
     Affine,
@@ -37,7 +41,7 @@ from steinmatch.solvers import (
     Problem,
     Solution,
 )
-from steinmatch.stein import features_at
+from steinmatch.stein import features_at, values_at
 from steinmatch.summary import Summary, summarise
 from steinmatch.targets import AbstractTarget, constrained_values, scores_at
 
@@ -54,6 +58,9 @@ _SOLVERS: dict[str, Callable[[], AbstractSolver]] = {
     "descent": Descent,
     "levenberg-marquardt": LevenbergMarquardt,
 }
+
+
+_PARTICLES_A_FEATURE = 1.4  # of a refined fit, at least: with hardly more particles than features a root may not exist
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,11 +102,55 @@ class Fit:
     @float64
     def expectation(self, f: Callable[[Vector], Any]) -> np.ndarray:
         """The particles' average of f, a function of one unconstrained point with values of any shape."""
-        try:
-            values = np.asarray(jax.vmap(f)(jnp.asarray(self.particles)), np.float64)
-        except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
-            values = np.stack([np.asarray(f(x), np.float64) for x in self.particles])
-        return np.tensordot(self.weights, values, axes=1)
+        return np.tensordot(self.weights, values_at(f, jnp.asarray(self.particles)), axes=1)
+
+    @functools.cached_property
+    def certificate(self) -> Certificate:
+        """What is exact about the particles, and how exact: computed when it is first asked for."""
+        return certify(self.target, self.kernel, self.particles, self.weights, frame=self.frame)
+
+    @functools.cached_property
+    def matching_set(self) -> MatchingSet:
+        """The functions whose averages over the particles are exact at the fixed point."""
+        return MatchingSet(self.target, self.kernel, self.particles, self.weights)
+
+    def query(self, f: Callable[[Vector], Any]) -> Query:
+        """E_p f with an error, for a function of one unconstrained point with values of any shape."""
+        return answer(f, self.matching_set, self.residual)
+
+    def refine_for(
+        self, f: Callable[[Vector], Any], *, max_seconds: float | None = None, progress: bool = True
+    ) -> "Fit":
+        """Query-specific inference: a new fit whose features also match f, as far as its Stein equation can be solved.
+
+        The vector field phi of f = P . phi + b, in polynomials of the whitened point, is added to the features, and the
+        fixed point is solved again from these particles, with more of them where the features need them. A full-rank
+        kernel is replaced by linear features. The `reason` of the new fit says how near f came to the matching set.
+        """
+        matching = self.matching_set
+        if self.kernel.n_features(self.target.dim) is None:
+            matching = MatchingSet(self.target, Whitened(Linear()), self.particles, self.weights)
+        before = float(np.max(matching.distance(f).relative))
+        extra, _ = query_features(f, matching)
+        if extra is None:
+            return dataclasses.replace(self, reason=f"{self.reason}; the query needs no features beyond those matched")
+        kernel = matching.kernel + extra
+        n, m = self.particles.shape[0], kernel.n_features(self.target.dim)
+        assert m is not None
+        more = 0 if n >= _PARTICLES_A_FEATURE * m else int(np.ceil(_PARTICLES_A_FEATURE * m)) - n
+        particles = np.concatenate([self.particles, matching.probes(more, seed=3)]) if more else self.particles
+        refined = fit(
+            self.target,
+            kernel=kernel,
+            init=particles,
+            solver=LevenbergMarquardt(),
+            seed=self.seed,
+            max_seconds=max_seconds,
+            progress=progress,
+        )
+        after = float(np.max(refined.matching_set.distance(f).relative))
+        note = f"for the query, f was {before:.1e} sds from the matching set and is now {after:.1e}"
+        return dataclasses.replace(refined, reason=f"{refined.reason}; {note}")
 
     def summary(self) -> Summary:
         """Mean, sd and quantiles of the model's own parameters (the `constrain` of the target)."""

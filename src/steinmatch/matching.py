@@ -26,7 +26,8 @@ from steinmatch.kernels import AbstractKernel, AffineMap
 from steinmatch.stein import features_at, images_at, stein_kernel_matrix, values_at
 from steinmatch.targets import AbstractTarget, scores_at
 
-_MOST_FUNCTIONS = 3000  # above this many basis functions the best approximation is sought by ridge regression
+_MANY_FUNCTIONS = 3000  # above this many basis functions the images of a Gaussian target are taken to depend
+_MOST_ENTRIES = 1.2e8  # of the matrix of basis functions at the probes, about 1 GiB
 _FRESH = 400  # probe points on which the approximation is judged
 
 
@@ -112,21 +113,28 @@ class MatchingSet:
         normal = jax.random.normal(jax.random.key(seed), (n, self.target.dim), jnp.float64)
         return plain(frame.colour(normal))
 
-    @float64
-    def distance(
-        self, f: Callable[[Vector], Any], probes: ArrayLike | None = None, fresh: ArrayLike | None = None
-    ) -> Distance:
-        """The best approximation of f in the set over `probes`, judged on `fresh` probes that it has not seen.
+    def distance(self, f: Callable[[Vector], Any], probes: ArrayLike | None = None) -> Distance:
+        """The best approximation of f in the set over `probes`, judged on fresh ones that it has not seen.
 
-        By default normal points with the particles' mean and covariance, half as many again as there are functions.
-        Above 3000 functions the approximation is a ridge regression from 3000 probes: an upper bound of the distance.
+        By default normal points with the particles' mean and covariance, half as many again as there are functions;
+        for more than 3000 functions fewer than functions, which suffices where their Stein images depend on each other,
+        as for a Gaussian target, and makes the distance an upper bound otherwise.
         """
-        large = self.n_functions > _MOST_FUNCTIONS
-        n_probes = _MOST_FUNCTIONS if large else self.n_functions + self.n_functions // 2 + 20
-        fitted = self.probes(n_probes) if probes is None else as_particles(probes, "distance", self.target.dim)
-        judged = self.probes(_FRESH, seed=2) if fresh is None else as_particles(fresh, "distance", self.target.dim)
+        return self.distance_from(self.features, f, probes)
+
+    @float64
+    def distance_from(
+        self, features: AbstractKernel, f: Callable[[Vector], Any], probes: ArrayLike | None = None
+    ) -> Distance:
+        """The same for span{P phi_l} + constants of any held features, whether the particles match them or not."""
+        if probes is None:
+            k = (features.n_features(self.target.dim) or 0) * self.target.dim + 1
+            fitted = self.probes(int((1.5 if k <= _MANY_FUNCTIONS else min(0.75, _MOST_ENTRIES / k**2)) * k) + 20)
+        else:
+            fitted = as_particles(probes, "MatchingSet.distance", self.target.dim)
+        judged = self.probes(_FRESH, seed=2)
         fitted, judged = (x[np.isfinite(_scores(self.target, x)).all(axis=1)] for x in (fitted, judged))
-        solution = stein_equation(f, self.target, self.features, fitted, ridge=None if large else 0.0)
+        solution = stein_equation(f, self.target, features, fitted, ridge=0.0)
         everywhere = np.concatenate([judged, self.particles])
         values = values_at(f, jnp.asarray(everywhere))
         miss = values - solution.approximation(self.target, everywhere)
