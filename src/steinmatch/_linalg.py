@@ -1,10 +1,12 @@
 """Pairwise distances, the median without a sort, sums over row blocks, square roots of covariances."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+from jaxtyping import Array, Bool, Float
 
 # A block of rows of an n x n matrix holds about this many entries (16 MiB in float64). Measured on 2 cores, n = 8000,
 # d = 20: 189, 147, 168 and 209 ms for 2^18, 2^20, 2^21 and 2^22 entries.
@@ -108,19 +110,22 @@ def covariance_root(particles: Float[Array, "n d"], weights: Float[Array, " n"])
     return jnp.where(jnp.all(jnp.isfinite(root)), root, jnp.diag(sd))
 
 
-def normalised(weights: Float[Array, " n"] | None, n: int) -> Float[Array, " n"]:
+def normalised(weights: Any, n: int) -> Float[Array, " n"]:
     """Weights that sum to one; equal ones for None."""
-    return jnp.full(n, 1.0 / n) if weights is None else weights / jnp.sum(weights)
+    return jnp.full(n, 1.0 / n) if weights is None else jnp.asarray(weights) / jnp.sum(weights)
 
 
-def singular_values(matrix: Float[Array, "n m"]) -> tuple[Float[Array, " k"], Float[Array, ""]]:
-    """The singular values for columns scaled to length one, and the level below which they are rounding."""
-    lengths = jnp.linalg.norm(matrix, axis=0)
-    values = jnp.linalg.svd(matrix / jnp.where(lengths > 0.0, lengths, 1.0)[None, :], compute_uv=False)
-    return values, max(matrix.shape) * jnp.finfo(matrix.dtype).eps * values[0]
+def singular_values(matrix: Float[np.ndarray, "n m"]) -> tuple[Float[np.ndarray, " k"], float]:
+    """The singular values for columns scaled to length one, and the level below which they are rounding.
+
+    By NumPy: XLA's SVD gives nan for some matrices of equal rows, the features of particles that coincide.
+    """
+    lengths = np.linalg.norm(matrix, axis=0)
+    values = np.linalg.svd(matrix / np.where(lengths > 0.0, lengths, 1.0), compute_uv=False)
+    return values, float(max(matrix.shape) * np.finfo(np.float64).eps * values[0])
 
 
-def numerical_rank(matrix: Float[Array, "n m"]) -> Int[Array, ""]:
+def numerical_rank(matrix: Float[np.ndarray, "n m"]) -> int:
     """The number of singular values above rounding."""
     values, tolerance = singular_values(matrix)
-    return jnp.sum(values > tolerance)
+    return int(np.sum(values > tolerance))

@@ -20,7 +20,7 @@ from steinmatch._types import ArrayLike, float64
 from steinmatch.discrepancy import ksd
 from steinmatch.features import FeatureKernel, Linear, Polynomial, RandomFourier
 from steinmatch.kernels import IMQ, AbstractKernel, AffineMap, Scaled, Sum, Whitened
-from steinmatch.stein import features_at, images_at, residual_at
+from steinmatch.stein import compiled_features_at, images_at, residual_at
 from steinmatch.svgd import scaled_residual_at, velocity_at
 from steinmatch.targets import AbstractTarget, Gaussian, scores_at
 
@@ -36,7 +36,8 @@ class SteinESS:
 
     value: float
     interval: tuple[float, float]  # 90 %, as it would be for independent draws
-    shift: float  # the largest mean score, E[s] in whitened units: 0 for exact particles
+    shift: float  # the largest mean score in whitened units, E[s]: 0 for exact particles
+    variance_ratio: float  # -E[(x - mu) . s] / d: 1 for exact particles; their variance over a Gaussian target's
 
     def __float__(self) -> float:
         return self.value
@@ -57,6 +58,8 @@ class Certificate:
     residual_rms: float
     velocity: float  # largest entry of the SVGD velocity at the particles
     matched: str
+    shift: float  # largest mean score in whitened units: how far the mean is off, in sds
+    variance_ratio: float  # -E[(x - mu) . s] / d: how large the variance is beside what the target asks for
     ksd: float  # kernelized Stein discrepancy, IMQ kernel
     stein_ess: float
     stein_ess_interval: tuple[float, float]
@@ -78,6 +81,11 @@ class Certificate:
         table.add_row("scaled residual", f"largest {self.residual:.1e}, rms {self.residual_rms:.1e}")
         table.add_row("velocity", f"largest {self.velocity:.1e}")
         table.add_row("matched", self.matched)
+        table.add_row(
+            "mean and variance",
+            f"mean off by at most {self.shift:.2g} sds, variance {self.variance_ratio:.3g} times what the target asks "
+            "for, by Stein's identity for linear functions",
+        )
         table.add_row("KSD (IMQ)", f"{self.ksd:.4g}")
         low, high = self.stein_ess_interval
         table.add_row(
@@ -115,8 +123,8 @@ def certify(
     m = held.n_features(d)
     rank, tolerance, extremes = None, None, None
     if m is not None:
-        sizes, tolerance = (np.asarray(x) for x in _singular_values(held, points))
-        rank, tolerance, extremes = int((sizes > tolerance).sum()), float(tolerance), (sizes[-1], sizes[0])
+        sizes, tolerance = singular_values(np.asarray(compiled_features_at(held, points)))
+        rank = int(np.sum(sizes > tolerance))
         extremes = (0.0 if n < m else float(sizes[-1]), float(sizes[0]))
     ess = stein_ess(target, points, w)
     largest = float(np.max(np.abs(residual)))
@@ -132,6 +140,8 @@ def certify(
         residual_rms=float(np.sqrt(np.mean(np.asarray(residual) ** 2))),
         velocity=float(np.max(np.abs(speed))),
         matched=_matched(target, held, n, rank, largest),
+        shift=ess.shift,
+        variance_ratio=ess.variance_ratio,
         ksd=float(ksd(target, points, IMQ(), w)),
         stein_ess=ess.value,
         stein_ess_interval=ess.interval,
@@ -146,11 +156,6 @@ def _measure(
     held, scores = kernel.hold(points), scores_at(target, points)
     residual = scaled_residual_at(held, points, scores, weights, root)
     return held, residual, velocity_at(held, points, scores, weights)
-
-
-@eqx.filter_jit
-def _singular_values(kernel: AbstractKernel, points: Array) -> tuple[Array, Array]:
-    return singular_values(features_at(kernel, points))
 
 
 def _matched(target: AbstractTarget, kernel: AbstractKernel, n: int, rank: int | None, residual: float) -> str:
@@ -225,7 +230,7 @@ def stein_ess(
     w = normalised(as_weights(weights, n, "stein_ess"), n)
     count = positive_integer(n_features, "n_features", "stein_ess")
     kernel = RandomFourier(count, np.sqrt(target.dim)).bind(jax.random.key(_ESS_KEY), points).hold(points)
-    spread, discrepancy, shift, z, s = _stein_ess(target, kernel, points, w)
+    spread, discrepancy, shift, ratio, z, s = _stein_ess(target, kernel, points, w)
     # |G|^2 of independent draws is a weighted sum of chi-squares with nu = tr(C)^2 / tr(C^2) degrees of freedom, C the
     # covariance of (P phi_w)(x) over all w; pairs of particles give it, and a few features and a subsample suffice.
     few = RandomFourier(min(count, _SUBFEATURES), np.sqrt(target.dim)).bind(jax.random.key(_ESS_KEY), points)
@@ -234,16 +239,18 @@ def stein_ess(
     nu = np.trace(gram) ** 2 / len(gram) ** 2 / np.mean(pairs**2) if len(pairs) and np.any(pairs) else 1.0
     value = float(spread / discrepancy) if discrepancy > 0.0 else float("inf")
     low, high = (value * max(1.0 - 2.0 / (9.0 * nu) + z * np.sqrt(2.0 / (9.0 * nu)), 0.0) ** 3 for z in (-1.645, 1.645))
-    return SteinESS(value, (float(low), float(high)), float(shift))
+    return SteinESS(value, (float(low), float(high)), float(shift), float(ratio))
 
 
 @eqx.filter_jit
 def _stein_ess(
     target: AbstractTarget, kernel: AbstractKernel, points: Array, weights: Array
-) -> tuple[Array, Array, Array, Array, Array]:
+) -> tuple[Array, Array, Array, Array, Array, Array]:
     scores = scores_at(target, points)
+    centred = points - (weights @ points)[None, :]
+    ratio = -(weights @ jnp.sum(centred * scores, axis=1)) / points.shape[1]
     root = target_root(points, scores, weights)
-    z = jnp.linalg.solve(root, (points - (weights @ points)[None, :]).T).T
+    z = jnp.linalg.solve(root, centred.T).T
     s = scores @ root
     residual = residual_at(kernel, z, s, weights)
     waves, phases = kernel._waves()  # type: ignore[attr-defined]
@@ -253,7 +260,7 @@ def _stein_ess(
     squares = cosines**2 * jnp.sum(s**2, axis=1)[:, None] - 2.0 * cosines * sines * (s @ waves.T)
     squares = squares + sines**2 * jnp.sum(waves**2, axis=1)[None, :]
     spread = jnp.mean(weights @ squares)
-    return spread, jnp.mean(jnp.sum(residual**2, axis=1)), jnp.max(jnp.abs(weights @ s)), z, s
+    return spread, jnp.mean(jnp.sum(residual**2, axis=1)), jnp.max(jnp.abs(weights @ s)), ratio, z, s
 
 
 @eqx.filter_jit

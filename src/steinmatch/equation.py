@@ -50,7 +50,7 @@ class SteinSolution:
     @float64
     def approximation(self, target: AbstractTarget, points: ArrayLike) -> np.ndarray:
         """P . phi + b at other points, for a solution without a kernel part."""
-        if self.coefficients is None or self.kernel_coefficients is not None:
+        if self.features is None or self.coefficients is None or self.kernel_coefficients is not None:
             raise TypeError("approximation: only a solution with features alone can be evaluated at other points.")
         points = jnp.asarray(as_particles(points, "approximation", target.dim))
         images = np.asarray(_images(target, self.features, points))
@@ -153,8 +153,8 @@ def _check_finite(values: np.ndarray, name: str) -> None:
     bad = ~np.isfinite(values.reshape(values.shape[0], -1)).all(axis=1)
     if bad.any():
         raise ValueError(
-            f"stein_equation: {name} is not finite at {int(bad.sum())} of {len(bad)} points, the first of them point "
-            f"{int(np.argmax(bad))}. Leave such points out."
+            f"stein_equation: {name} is not finite at {int(np.sum(bad))} of {values.shape[0]} points, the first of "
+            f"them point {int(np.argmax(bad))}. Leave such points out."
         )
 
 
@@ -166,7 +166,7 @@ def _parts(
     A whitened term is taken in its own coordinates z, with vector fields in z as well: the same span for features, and
     for full-rank kernels the form that does not depend on the scale of x.
     """
-    frame = AffineMap(np.zeros(dim), np.eye(dim)) if frame is None else frame
+    frame = AffineMap(jnp.zeros(dim), jnp.eye(dim)) if frame is None else frame
     match kernel:
         case Sum():
             found = [_parts(term, dim, frame, factor) for term in kernel.terms]
@@ -281,6 +281,7 @@ class _System:
     def solve(self, y: np.ndarray, ridge: float | None) -> _Solved:
         """With the given ridge, or for each column of y the one that predicts best."""
         n = y.shape[0]
+        gram = np.zeros((0, 0)) if self.gram is None else self.gram
         vectors, sizes, _ = np.linalg.svd(self.fixed, full_matrices=self.design is None)
         r = int(np.sum(sizes > _RCOND * sizes[0]))
         q = vectors[:, :r]
@@ -290,11 +291,10 @@ class _System:
             u, e, right = u[:, inside], s[inside] ** 2, right[inside]
             unit = float(np.sum(self.design**2)) / n
         else:
-            assert self.gram is not None
             complement = vectors[:, r:]
-            e, inner = np.linalg.eigh(complement.T @ self.gram @ complement)
+            e, inner = np.linalg.eigh(complement.T @ gram @ complement)
             u, e, right = complement @ inner, np.maximum(e, 0.0), np.zeros((0, 0))
-            unit = float(np.trace(self.gram)) / n
+            unit = float(np.trace(gram)) / n
         complete = u.shape[1] == n - q.shape[1]
         coordinates = u.T @ y
         rest = np.zeros_like(y) if complete else y - q @ (q.T @ y) - u @ coordinates
@@ -316,11 +316,11 @@ class _System:
             explained = self.design @ coefficients
         else:
             coefficients = u @ (coordinates / (e[:, None] + lam[None, :]))
-            explained = self.gram @ coefficients
+            explained = gram @ coefficients
         fixed, *_ = np.linalg.lstsq(self.fixed, y - explained, rcond=_RCOND)
         # The constant is linear in y, with weights a; its variance if y has the covariance scale (K + lambda I).
         a = np.linalg.pinv(self.fixed, rcond=_RCOND)[0]
-        section = self.gram @ a if self.gram is not None else self.design @ (self.design.T @ a)  # type: ignore
+        section = self.design @ (self.design.T @ a) if self.design is not None else gram @ a
         seen = (u.T @ section) ** 2
         variance = np.maximum(a @ section - seen @ (1.0 / (e[:, None] + lam[None, :])), 0.0) + lam * (a @ a)
         scale = np.sum(coordinates**2 / (e[:, None] + lam[None, :]), axis=0) + np.sum(rest**2, axis=0) / lam

@@ -93,15 +93,15 @@ class RandomFourier(AbstractFeatureKernel):
 
     n: int = eqx.field(static=True)
     bandwidth: AbstractBandwidth
-    frequencies: Float[Array, "m d"] | None
-    phases: Float[Array, " m"] | None
+    frequencies: Float[Array | np.ndarray, "m d"] | None
+    phases: Float[Array | np.ndarray, " m"] | None
 
     def __init__(
         self,
         n_features: int,
         bandwidth: AbstractBandwidth | Scalar | None = None,
-        frequencies: Float[Array, "m d"] | None = None,
-        phases: Float[Array, " m"] | None = None,
+        frequencies: Float[Array | np.ndarray, "m d"] | None = None,
+        phases: Float[Array | np.ndarray, " m"] | None = None,
     ):
         self.n = positive_integer(n_features, "n_features", "RandomFourier")
         self.bandwidth = as_bandwidth(Median() if bandwidth is None else bandwidth)
@@ -124,7 +124,7 @@ class RandomFourier(AbstractFeatureKernel):
     def feature_weights(self, dim: int) -> Float[Array, " m"]:
         return jnp.full(self.n, 1.0 / self.n)
 
-    def _waves(self) -> tuple[Float[Array, "m d"], Float[Array, " m"]]:
+    def _waves(self) -> tuple[Float[Array | np.ndarray, "m d"], Float[Array | np.ndarray, " m"]]:
         if self.frequencies is None or self.phases is None:
             raise TypeError("RandomFourier: bind the kernel first, kernel.bind(key, particles), to draw its features.")
         if not isinstance(self.bandwidth, Fixed):

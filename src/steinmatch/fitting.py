@@ -41,7 +41,7 @@ from steinmatch.solvers import (
     Problem,
     Solution,
 )
-from steinmatch.stein import features_at, values_at
+from steinmatch.stein import compiled_features_at, values_at
 from steinmatch.summary import Summary, summarise
 from steinmatch.targets import AbstractTarget, constrained_values, scores_at
 
@@ -273,12 +273,7 @@ def _rank(solution: Solution) -> tuple[int, int | None]:
     m = solution.kernel.n_features(solution.particles.shape[1])
     if m is None:
         return 0, None
-    return int(_rank_of_features(solution.kernel, solution.particles)), m
-
-
-@eqx.filter_jit
-def _rank_of_features(kernel: AbstractKernel, particles: Array) -> Array:
-    return numerical_rank(features_at(kernel, particles))
+    return numerical_rank(np.asarray(compiled_features_at(solution.kernel, solution.particles))), m
 
 
 def _named(value: Any, kind: type, known: dict[str, Callable], what: str) -> Any:

@@ -23,7 +23,7 @@ from steinmatch.discrepancy import ksd
 from steinmatch.equation import SteinSolution, stein_equation
 from steinmatch.features import FeatureKernel
 from steinmatch.kernels import AbstractKernel, AffineMap
-from steinmatch.stein import features_at, images_at, stein_kernel_matrix, values_at
+from steinmatch.stein import compiled_features_at, images_at, stein_kernel_matrix, values_at
 from steinmatch.targets import AbstractTarget, scores_at
 
 _MANY_FUNCTIONS = 3000  # above this many basis functions the images of a Gaussian target are taken to depend
@@ -35,7 +35,7 @@ class Sections(eqx.Module):
     """x -> (k(x, y_1), ..., k(x, y_n)), the sections of a held kernel at given points."""
 
     kernel: AbstractKernel
-    points: Float[Array, "n d"]
+    points: Any  # (n, d)
 
     def __call__(self, x: Vector) -> Float[Array, " n"]:
         return jax.vmap(lambda y: self.kernel(x, y))(self.points)
@@ -55,7 +55,7 @@ class Distance:
     @property
     def bound(self) -> np.ndarray:
         """2 eps, the paper's bound on the error of the particles' average, as far as the probes tell eps."""
-        return 2.0 * self.eps
+        return np.asarray(2.0 * self.eps)
 
     @property
     def coefficients(self) -> np.ndarray:
@@ -87,8 +87,11 @@ class MatchingSet:
         self.weights = plain(normalised(as_weights(weights, points.shape[0], "MatchingSet"), points.shape[0]))
         self.kernel: AbstractKernel = plain(kernel.bind(jax.random.key(seed), points).hold(points))
         m = self.kernel.n_features(target.dim)
-        self.by_features = m is not None and m <= points.shape[0] and int(_rank(self.kernel, points)) == m
+        self.by_features = m is not None and m <= points.shape[0] and self._rank() == m
         self.features = self.kernel if self.by_features else FeatureKernel(Sections(self.kernel, self.particles))
+
+    def _rank(self) -> int:
+        return numerical_rank(np.asarray(compiled_features_at(self.kernel, self.particles)))
 
     @property
     def n_functions(self) -> int:
@@ -145,8 +148,8 @@ class MatchingSet:
             f"largest difference over {len(judged)} normal probe points (particles' mean and covariance) and the "
             f"{len(self.particles)} particles; a bound only as far as these points show the sup norm"
         )
-        eps = np.max(np.abs(miss), axis=0)
-        return Distance(np.asarray(error), np.asarray(error / scale), eps, solution, len(fitted), measured)
+        error, relative, eps = (np.asarray(x) for x in (error, error / scale, np.max(np.abs(miss), axis=0)))
+        return Distance(error, relative, eps, solution, len(fitted), measured)
 
     def contains(self, f: Callable[[Vector], Any], rtol: float = 1e-8) -> bool | np.ndarray:
         """Whether f lies in the set, to `rtol` of its sd over probe points; an array for a vector-valued f."""
@@ -172,11 +175,6 @@ class MatchingSet:
     def __repr__(self) -> str:
         basis = "P phi_l (Theorem 3.2)" if self.by_features else "P k(., x_i) (Lemma 3.1)"
         return f"MatchingSet({self.n_functions} functions: 1 and {basis})"
-
-
-@eqx.filter_jit
-def _rank(kernel: AbstractKernel, points: Array) -> Array:
-    return numerical_rank(features_at(kernel, points))
 
 
 @eqx.filter_jit

@@ -20,7 +20,7 @@ from steinmatch.equation import stein_equation
 from steinmatch.features import FeatureKernel, Polynomial
 from steinmatch.kernels import IMQ, RBF, AbstractKernel, AffineMap, Whitened
 from steinmatch.matching import Distance, MatchingSet
-from steinmatch.stein import features_at, values_at
+from steinmatch.stein import compiled_features_at, values_at
 
 _MOST_PARTICLES = 2000  # above this the Stein equation is solved with features alone, no n x n systems
 _MOST_IMAGES = 12_000  # columns of a candidate's Stein equation in `query_features`
@@ -69,13 +69,13 @@ def answer(f: Callable[[Vector], Any], matching: MatchingSet, residual: float) -
     size = np.max(np.abs(values), axis=0)
     rounding = np.abs(average - distance.solution.b) + 1e-14 * size
     return Query(
-        estimate=np.where(exact, average, estimate)[()],
-        error=np.where(exact, rounding, error)[()],
+        estimate=np.where(exact, average, estimate),
+        error=np.where(exact, rounding, error),
         exact=bool(exact) if exact.shape == () else exact,
-        average=average[()],
-        stein_estimate=estimate[()],
-        distance=distance.relative[()],
-        bound=distance.bound[()],
+        average=average,
+        stein_estimate=np.asarray(estimate),
+        distance=distance.relative,
+        bound=distance.bound,
     )
 
 
@@ -96,7 +96,7 @@ class Combination(eqx.Module):
     """x -> A phi(x): combinations of the features of a held kernel."""
 
     kernel: AbstractKernel
-    matrix: Float[Array, "r m"]
+    matrix: Any  # (r, m)
 
     def __call__(self, x: Vector) -> Float[Array, " r"]:
         return self.matrix @ self.kernel.phi(x)
@@ -126,8 +126,8 @@ def query_features(f: Callable[[Vector], Any], matching: MatchingSet) -> tuple[F
     assert best.coefficients is not None and best.features is not None
     field = best.coefficients.reshape(best.coefficients.shape[0], -1).T  # (d k, m): one row a component of phi
     probes = jnp.asarray(matching.probes(2 * (field.shape[1] + matching.n_functions // dim)))
-    new = np.asarray(_features(best.features, probes)) @ field.T
-    old = np.asarray(_features(matching.features, probes))
+    new = np.asarray(compiled_features_at(best.features, probes)) @ field.T
+    old = np.asarray(compiled_features_at(matching.features, probes))
     left = new - old @ np.linalg.lstsq(old, new, rcond=None)[0]
     _, sizes, directions = np.linalg.svd(left, full_matrices=False)
     kept = sizes > 1e-6 * np.linalg.norm(new)
@@ -135,6 +135,3 @@ def query_features(f: Callable[[Vector], Any], matching: MatchingSet) -> tuple[F
         return None, nearest
     matrix = directions[kept] @ field / (sizes[kept][:, None] / np.sqrt(len(probes)))
     return FeatureKernel(Combination(best.features, matrix)), nearest
-
-
-_features = eqx.filter_jit(features_at)

@@ -28,7 +28,7 @@ def stein_operator(f: Callable[[Vector], Array], target: AbstractTarget) -> Call
 
     def image(x: Vector) -> Array:
         value = jnp.asarray(f(x))
-        return value[..., None] * target.score(x) + jax.jacfwd(f)(x)
+        return jnp.multiply.outer(value, target.score(x)) + jax.jacfwd(f)(x)
 
     return image
 
@@ -44,6 +44,9 @@ def values_at(f: Callable[[Vector], Any], points: Float[Array, "n d"]) -> Float[
 def features_at(kernel: AbstractKernel, particles: Float[Array, "n d"]) -> Float[Array, "n m"]:
     """Phi = [phi_l(x_i)], one row a particle."""
     return jax.vmap(kernel.phi)(particles)
+
+
+compiled_features_at = eqx.filter_jit(features_at)
 
 
 def residual_at(
