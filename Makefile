@@ -19,6 +19,7 @@ lint: $(STAMP)
 bench: .venv/.bench
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.solvers
+	$(BIN)/python -m benchmarks.queries
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -4,6 +4,7 @@ python -m benchmarks.queries
 """
 
 import dataclasses
+import time
 from collections.abc import Callable
 
 import jax
@@ -15,7 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 import steinmatch as sm
-from steinmatch.targets import Gaussian, GaussianMixture
+from benchmarks._common import print_versions
+from benchmarks.solvers import banana, logistic
+from steinmatch.targets import GaussBernoulliRBM, Gaussian, GaussianMixture
 
 CONSOLE = Console(width=150)
 
@@ -104,8 +107,6 @@ def log_gamma_case() -> Case:
 
 
 def cases() -> list[Case]:
-    from benchmarks.solvers import banana, logistic
-
     gaussian = Gaussian.random(jax.random.key(1), 6, 10.0)
     means = 0.6 * jax.random.normal(jax.random.key(2), (3, 5), jnp.float64)
     shares = jnp.array([0.5, 0.3, 0.2])
@@ -118,6 +119,135 @@ def cases() -> list[Case]:
         Case("mixture, d = 5", mixture, sm.LinearRandom(), 150, normal_mixture_queries(means, np.eye(5), shares)),
         log_gamma_case(),
     ]
+
+
+def exact_queries() -> None:
+    """1. Quadratics and cubics of a Gaussian, linear and quadratic features, and a fit refined for a cubic."""
+    target = Gaussian.random(jax.random.key(1), 20, 10.0)
+    mean, cov = np.asarray(target.mean), np.asarray(target.cov)
+    rng = np.random.default_rng(0)
+    a, b, t = rng.normal(size=(20, 20)), rng.normal(size=20), rng.normal(size=(20, 20, 20))
+    quadratic = lambda x: x @ a @ x + b @ x  # noqa: E731
+    cubic = lambda x: jnp.einsum("ijk,i,j,k", t, x, x, x)  # noqa: E731
+    third = np.einsum("i,j,k", mean, mean, mean) + sum(
+        np.einsum(form, mean, cov) for form in ("i,jk->ijk", "j,ik->ijk", "k,ij->ijk")
+    )
+    truths = {
+        "quadratic": float(np.sum(a * (cov + np.outer(mean, mean))) + b @ mean),
+        "cubic": float(np.sum(t * third)),
+    }
+    table = Table(title="1. Gaussian, d = 20")
+    for column in ("fit", "n", "query", "exact", "relative error", "stated", "distance (sds)", "seconds"):
+        table.add_column(column, justify="right")
+
+    def add(label, fit, name, f):
+        start = time.perf_counter()
+        query = fit.query(f)
+        seconds = time.perf_counter() - start
+        size = abs(truths[name])
+        cells = (abs(query.estimate - truths[name]) / size, query.error / size, query.distance)
+        table.add_row(
+            label,
+            str(len(fit.particles)),
+            name,
+            str(query.exact),
+            *(f"{float(c):.1e}" for c in cells),
+            f"{seconds:.1f}",
+        )
+
+    linear = sm.fit(target, 60, kernel=sm.Linear())
+    add("Linear", linear, "quadratic", quadratic)
+    add("Linear", linear, "cubic", cubic)
+    add("refined for the cubic", linear.refine_for(cubic), "cubic", cubic)
+    polynomial = sm.fit(target, 400, kernel=sm.Whitened(sm.Polynomial(2)), max_seconds=120)
+    add("Polynomial(2), whitened", polynomial, "cubic", cubic)
+    CONSOLE.print(table)
+
+
+def identities() -> None:
+    """2 and 3. Lemma 3.1 and Theorem 3.2: what must average to zero, and what need not."""
+    table = Table(title="2, 3. averages over the particles of random combinations, in their rms")
+    for column in ("target", "kernel", "n", "scaled residual", "matched", "outside", "matched, 10^6 draws", "(noise)"):
+        table.add_column(column, justify="right")
+    rows = [
+        ("Gaussian, d = 2", Gaussian.random(jax.random.key(1), 2, 5.0), sm.RBF(), 100),
+        ("Gaussian, d = 20", Gaussian.random(jax.random.key(1), 20, 10.0), sm.LinearRandom(), 60),
+        ("RBM, d = 20", GaussBernoulliRBM.random(jax.random.key(0), 20, 10), sm.LinearRandom(), 60),
+    ]
+    for name, target, kernel, n in rows:
+        fit = sm.fit(target, n, kernel=kernel, max_seconds=120)
+        matching = fit.matching_set
+        a = np.random.default_rng(0).normal(size=(matching.n_functions - 1, 20))
+        values = matching.basis(fit.particles)[:, 1:] @ a
+        inside = np.abs(values.mean(0)).max() / np.sqrt(np.mean(values**2))
+        waves = sm.RandomFourier(20, np.sqrt(target.dim)).bind(jax.random.key(5), jnp.asarray(fit.particles))
+        other = sm.MatchingSet(target, waves, fit.particles).basis(fit.particles)[:, 1:]
+        outside = np.abs(other.mean(0)).max() / np.sqrt(np.mean(other**2))
+        total, squares = 0.0, 0.0
+        for block in np.array_split(np.asarray(target.sample(jax.random.key(9), 10**6)), 50):
+            images = matching.basis(block)[:, 1:] @ a
+            total, squares = total + images.sum(0), squares + (images**2).sum(0)
+        scale = np.sqrt(np.mean(squares / 10**6))
+        cells = (fit.residual, inside, outside, np.abs(total / 10**6).max() / scale, 1e-3)
+        table.add_row(name, type(kernel).__name__, str(n), *(f"{c:.1e}" for c in cells))
+    CONSOLE.print(table)
+
+
+def equations() -> None:
+    """4. The Stein equation from arbitrary points and from draws."""
+    rng = np.random.default_rng(0)
+    for d in (1, 3, 10):
+        target = Gaussian([1.0], [[2.0]]) if d == 1 else Gaussian.random(jax.random.key(d), d, 5.0)
+        points = 1.0 + 2.0 * rng.normal(size=((d + 1) * (d + 2) // 2, d))
+        solution = sm.stein_equation(lambda x: jnp.outer(x, x), target, sm.Linear(), points, ridge=0.0)
+        off = np.abs(solution.b - np.asarray(target.cov) - np.outer(target.mean, target.mean)).max()
+        CONSOLE.print(f"4. E x x^T of a Gaussian, d = {d}, from {len(points)} arbitrary points: off by {off:.1e}")
+    target, mean, _ = logistic()
+    line = np.linspace(-10.0, 20.0, 1501)
+    grid = np.stack(np.meshgrid(line, line, indexing="ij"), axis=-1).reshape(-1, 2)
+    mass = np.asarray(jax.nn.softmax(jax.vmap(target.log_density)(jnp.asarray(grid))))
+    draws = [grid[rng.choice(len(grid), 200, p=mass)] + rng.uniform(-0.01, 0.01, (200, 2)) for _ in range(20)]
+    plain = np.sqrt(np.mean([(x.mean(0) - mean) ** 2 for x in draws], axis=0))
+    for label, features in {
+        "control variates, Polynomial(2)": sm.Polynomial(2),
+        "control functionals, RBF": sm.RBF(),
+        "semi-exact, Polynomial(1) + RBF": sm.Polynomial(1) + sm.RBF(),
+        "semi-exact, whitened, wide RBF": sm.Whitened(sm.Polynomial(1) + sm.RBF(4.0 * np.sqrt(2.0))),
+    }.items():
+        off = [(sm.stein_equation(lambda x: x, target, features, x).b - mean) ** 2 for x in draws]
+        ratio = plain / np.sqrt(np.mean(off, axis=0))
+        CONSOLE.print(
+            f"4. logistic, 200 draws, {label}: RMSE of the mean {ratio[0]:.1f} and {ratio[1]:.1f} times smaller"
+        )
+    CONSOLE.print()
+
+
+def certificates() -> None:
+    """5 and 7. stein_ess of draws, fixed points, collapsed and wrong particles."""
+    table = Table(title="5, 7. certificates for linear features")
+    columns = ("target", "particles", "n", "stein_ess", "interval", "scaled residual", "shift", "variance ratio")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for d in (10, 30):
+        target = Gaussian.random(jax.random.key(d), d, 10.0)
+        mean, sd = np.asarray(target.mean), np.sqrt(np.diag(target.cov))
+        ess = [sm.stein_ess(target, target.sample(jax.random.key(j), 300)).value for j in range(50)]
+        number = f"{1.0 / np.mean(1.0 / np.array(ess)):.0f}"
+        table.add_row(f"Gaussian, d = {d}", "exact draws, 50 repetitions", "300", number, "", "", "", "")
+        draws = np.asarray(target.sample(jax.random.key(99), 1000))
+        for label, x in {
+            "exact draws": draws,
+            "mean off by 0.2 sd": draws + 0.2 * sd,
+            "variance 20 % too large": mean + np.sqrt(1.2) * (draws - mean),
+            "variance 20 % too small": mean + np.sqrt(0.8) * (draws - mean),
+            "collapsed to 0.1 %": mean + 1e-3 * (draws - mean),
+            "fixed point, LinearRandom": sm.fit(target, 3 * d, kernel=sm.LinearRandom()).particles,
+        }.items():
+            c = sm.certify(target, sm.Linear(), x)
+            interval = f"{c.stein_ess_interval[0]:.0f} to {c.stein_ess_interval[1]:.0f}"
+            cells = (f"{c.residual:.2g}", f"{c.shift:.2g}", f"{c.variance_ratio:.3f}")
+            table.add_row("", label, str(len(x)), f"{c.stein_ess:,.0f}", interval, *cells)
+    CONSOLE.print(table)
 
 
 def calibration() -> None:
@@ -153,6 +283,12 @@ def calibration() -> None:
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    calibration()
+    print_versions("jax")
+    for section in (exact_queries, identities, equations, certificates, calibration):
+        section()
+
+
+if __name__ == "__main__":
+    main()

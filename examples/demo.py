@@ -39,6 +39,9 @@ def main() -> None:
     console = Console()
     console.print("Eight schools, noncentred: all Stein identities of quadratic features")
     console.print(fit.summary())
+    console.print(fit.certificate)
+    query = fit.query(lambda x: jnp.where(x[0] + jnp.exp(x[1]) * x[2] > 10.0, 1.0, 0.0))
+    console.print(f"One question: P(theta\\[0] > 10) = {query}")
     fit.plot(out / "eight_schools.png", parameters=["mu", "tau", "theta[0]", "theta[1]"])
     console.print(f"The particles in pairs: {out / 'eight_schools.png'}")
 
