@@ -139,16 +139,17 @@ def mixtures() -> None:
         ("RBM", GaussBernoulliRBM.random),
         ("mixture, alpha = 1", lambda key: GaussianMixture.random(key, D, 1.0)),
     ):
-        for kernel in (sm.LinearRandom(), sm.Linear()):
+        for kernel, limit in ((sm.LinearRandom(), 420.0), (sm.Linear(), 100.0)):
             ours, theirs, residuals, seconds = [], [], [], []
             for i in range(models):
                 target = draw(jax.random.key(i))
-                fit = sm.fit(target, n, kernel=kernel, max_seconds=400)
+                fit = sm.fit(target, n, kernel=kernel, max_seconds=limit)
                 ours.append(absolute_errors(target, fit.particles))
                 draws = [target.sample(jax.random.key(1000 + j), n) for j in range(20)]
                 theirs.append(np.mean([absolute_errors(target, x) for x in draws], axis=0))
                 residuals.append(fit.residual)
                 seconds.append(fit.seconds)
+                CONSOLE.print(f"   {name}, {kernel}, model {i}: residual {fit.residual:.1e}, {fit.seconds:.0f} s")
             ratio = np.mean(theirs, axis=0) / np.mean(ours, axis=0)
             cells = (f"{ratio[0]:.1f}x", f"{ratio[1]:.1f}x", f"{max(residuals):.1e}", f"{np.mean(seconds):.0f}")
             table.add_row(name, type(kernel).__name__, *cells)

@@ -1,0 +1,73 @@
+"""Panels like the paper's: medians with quartile bands, log axes, one colour a method."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.figure
+import numpy as np
+
+from steinmatch.experiments.methods import COLOURS, STYLES
+from steinmatch.experiments.store import Results
+
+LABELS = {
+    "mse_mean": "MSE of E[x]",
+    "mse_second": "MSE of E[x²]",
+    "relative_second": "relative MSE of E[x²]",
+    "mmd": "MMD",
+    "variance": "estimated / true variance",
+}
+FLOOR = 1e-32  # where a squared error of rounding size is drawn
+
+
+def panels(
+    results: Results, columns: Sequence[tuple[str, str]], xlabel: str, log_x: bool = False, mark: float | None = None
+) -> matplotlib.figure.Figure:
+    """One axis for each (panel, column); lines for every method and solver; a dotted line at `mark`."""
+    rows = -(-len(columns) // 2)
+    figure = matplotlib.figure.Figure(figsize=(10.5, 3.6 * rows + 0.8), layout="constrained")
+    axes = figure.subplots(rows, 2, squeeze=False)
+    for axis, (panel, column) in zip(axes.flat, columns, strict=False):
+        _lines(axis, results.where(panel=panel), column)
+        axis.set_xlabel(xlabel)
+        axis.set_ylabel(LABELS[column])
+        if len({panel for panel, _ in columns}) > 1:
+            axis.set_title(panel, fontsize=10)
+        if column != "variance":
+            axis.set_yscale("log")
+        if log_x:
+            axis.set_xscale("log")
+        if mark is not None:
+            axis.axvline(mark, color="0.6", linewidth=0.8, linestyle=":")
+        axis.grid(True, which="major", linewidth=0.3, color="0.85")
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in list(axes.flat)[len(columns) :]:
+        axis.set_visible(False)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def _lines(axis, results: Results, column: str) -> None:
+    for method, colour in COLOURS.items():
+        for solver in results.where(method=method).distinct("solver"):
+            chosen = results.where(method=method, solver=solver)
+            xs = np.array(chosen.distinct("value"))
+            values = [chosen.where(value=x).values(column) for x in xs]
+            low, middle, high = (np.array([np.percentile(v, q) for v in values]) for q in (25, 50, 75))
+            if column != "variance":
+                low, middle, high = (np.maximum(v, FLOOR) for v in (low, middle, high))
+            label = method if method == "Monte Carlo" else f"{method}, {'our solver' if solver == 'newton' else solver}"
+            axis.plot(
+                xs, middle, STYLES.get(solver, "-."), color=colour, marker="o", markersize=3, linewidth=1.4, label=label
+            )
+            axis.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def save(figure: matplotlib.figure.Figure, folder: Path, name: str) -> None:
+    """name.png and name.svg, each written whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind in ("png", "svg"):
+        part = folder / f"{name}.part.{kind}"
+        figure.savefig(part, dpi=150)
+        os.replace(part, folder / f"{name}.{kind}")

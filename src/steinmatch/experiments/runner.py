@@ -1,0 +1,103 @@
+"""Running experiments: cells with a progress bar, then the table, the figures, the claims and the page."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from steinmatch._checks import known_name, positive_integer
+from steinmatch.experiments.claims import Claim, markdown
+from steinmatch.experiments.methods import DESCENT_RATE, DESCENT_STEPS, Settings
+from steinmatch.experiments.page import write_page
+from steinmatch.experiments.store import Cell, Results, Row, Store, write_atomically
+
+_SOLVERS = {"both": ("descent", "newton"), "descent": ("descent",), "newton": ("newton",)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One experiment: its cells, the picture and the claims that its results decide."""
+
+    name: str
+    title: str
+    columns: Sequence[str]  # of its table
+    cells: Callable[[Settings], list[Cell]]
+    draw: Callable[[Results, Path], None]
+    claims: Callable[[Results], list[Claim]]
+
+    def run(
+        self,
+        out: str | Path,
+        *,
+        trials: int = 20,
+        seed: int = 0,
+        quick: bool = False,
+        solver: str = "both",
+        annealed: bool = False,
+        progress: bool = True,
+    ) -> list[Claim]:
+        """Run this experiment into the folder `out`; the options are those of `steinmatch.experiments.run`."""
+        return run_experiments([self], Path(out), settings_for(trials, seed, quick, solver, annealed), progress)
+
+
+def settings_for(trials: int, seed: int, quick: bool, solver: str, annealed: bool) -> Settings:
+    """Checked settings; a quick run has one trial and less time a solve."""
+    return Settings(
+        trials=1 if quick else positive_integer(trials, "trials", "run"),
+        seed=int(seed),
+        quick=quick,
+        solvers=_SOLVERS[known_name(solver, _SOLVERS, "solver", "run")],
+        seconds=8.0 if quick else 40.0,
+        annealed=annealed,
+    )
+
+
+def run_experiments(
+    experiments: Sequence[Experiment], out: Path, settings: Settings, progress: bool = True
+) -> list[Claim]:
+    """Run what is not done yet under `out`, write all outputs, and return the claims.
+
+    Ctrl-C keeps every finished cell: the same call goes on from there.
+    """
+    started = time.monotonic()
+    work = [(experiment.name, cell) for experiment in experiments for cell in experiment.cells(settings)]
+    rows: dict[str, list[Row]] = {experiment.name: [] for experiment in experiments}
+    console = Console(stderr=True)
+    show = progress and (console.is_terminal or console.is_jupyter)
+    parts = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*parts, console=console, disable=not show) as bar:
+        task = bar.add_task("", total=len(work))
+        for name, cell in work:
+            bar.update(task, description=name)
+            store = Store(out / "cells" / name)
+            done = store.rows(cell)
+            if done is None:
+                done = cell.compute()
+                store.write(cell, done)
+            rows[name] += done
+            bar.advance(task)
+    claims: list[Claim] = []
+    for experiment in experiments:
+        results = Results(rows[experiment.name])
+        results.write_csv(out / f"{experiment.name}.csv", experiment.columns)
+        experiment.draw(results, out)
+        claims += experiment.claims(results)
+    solve_seconds = sum(float(row.get("seconds") or 0.0) for found in rows.values() for row in found)
+    heading = "Claims of the paper" + (", quick run" if settings.quick else "")
+    note = (
+        f"\n{settings.trials} trials, seed {settings.seed}; descent: AdaGrad, rate {DESCENT_RATE}, {DESCENT_STEPS} "
+        f"steps; our solver: at most {settings.seconds:g} s a solve. {solve_seconds / 60.0:.0f} minutes of solving, "
+        f"{(time.monotonic() - started) / 60.0:.0f} minutes in this run.\n"
+    )
+    write_atomically(out / "claims.md", markdown(claims, heading) + note)
+    write_page(out, {experiment.name: experiment.title for experiment in experiments}, claims, note.strip())
+    return claims

@@ -1,0 +1,101 @@
+"""Results of experiments, cell by cell: written atomically, found again by an interrupted or larger run."""
+
+import csv
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """The smallest unit of work: its name within the experiment, what it depends on, and how it is computed."""
+
+    name: str
+    settings: Row
+    compute: Callable[[], list[Row]]
+
+
+class Store:
+    """Cells of one experiment under a folder. A cell counts as done only if its settings are those asked for."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def rows(self, cell: Cell) -> list[Row] | None:
+        """The rows of a finished cell, or None."""
+        try:
+            record = json.loads(self._path(cell).read_text())
+        except (OSError, ValueError):
+            return None
+        same = isinstance(record, dict) and record.get("settings") == _plain(cell.settings)
+        return record.get("rows") if same else None
+
+    def write(self, cell: Cell, rows: list[Row]) -> None:
+        write_atomically(self._path(cell), json.dumps({"settings": _plain(cell.settings), "rows": _plain(rows)}))
+
+    def _path(self, cell: Cell) -> Path:
+        return self.folder / f"{cell.name}.json"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file is either the old one or the new one, never a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    with open(part, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, strings, lists and dicts, as JSON gives them back."""
+    return json.loads(json.dumps(value, default=lambda x: x.item() if hasattr(x, "item") else str(x)))
+
+
+class Results:
+    """Rows of an experiment, with medians over what is not asked for."""
+
+    def __init__(self, rows: Iterable[Row]):
+        self.rows = list(rows)
+
+    def where(self, **wanted: Any) -> "Results":
+        """The rows whose columns have these values; a callable is a condition on the value."""
+
+        def fits(row: Row) -> bool:
+            return all(
+                want(row.get(name)) if callable(want) else row.get(name) == want for name, want in wanted.items()
+            )
+
+        return Results(row for row in self.rows if fits(row))
+
+    def values(self, column: str) -> np.ndarray:
+        """The numbers of a column, missing ones left out."""
+        found = [row[column] for row in self.rows if row.get(column) is not None]
+        return np.asarray(found, np.float64)
+
+    def median(self, column: str, **wanted: Any) -> float:
+        """nan where there is nothing."""
+        values = self.where(**wanted).values(column)
+        return float(np.median(values)) if len(values) else float("nan")
+
+    def distinct(self, column: str) -> list:
+        """The values of a column, sorted."""
+        return sorted({row[column] for row in self.rows if row.get(column) is not None})
+
+    def write_csv(self, path: Path, columns: Sequence[str]) -> None:
+        """A tidy table: one row a measurement, all columns always there."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        with open(part, "w", newline="") as file:
+            writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(self.rows)
+        os.replace(part, path)
