@@ -139,7 +139,7 @@ def mixtures() -> None:
         ("RBM", GaussBernoulliRBM.random),
         ("mixture, alpha = 1", lambda key: GaussianMixture.random(key, D, 1.0)),
     ):
-        for kernel, limit in ((sm.LinearRandom(), 420.0), (sm.Linear(), 100.0)):
+        for kernel, limit in ((sm.LinearRandom(), 650.0), (sm.Linear(), 100.0)):
             ours, theirs, residuals, seconds = [], [], [], []
             for i in range(models):
                 target = draw(jax.random.key(i))

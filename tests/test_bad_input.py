@@ -178,6 +178,41 @@ CASES = {
         r"dim=1 and dim=2",
     ),
     "temperature": (lambda: sm.tempered(GAUSS, GAUSS, 1.5), ValueError, r"between 0 and 1, got 1.5"),
+    "features that are no kernel": (
+        lambda: sm.stein_equation(lambda x: x[0], GAUSS, np.eye(2), np.zeros((3, 2))),
+        TypeError,
+        r"features must be a kernel such as Polynomial\(2\)",
+    ),
+    "values of f for other points": (
+        lambda: sm.stein_equation(np.zeros(4), GAUSS, sm.Linear(), np.zeros((3, 2))),
+        ValueError,
+        r"its values at the 3 points, got an array of shape \(4,\)",
+    ),
+    "f that is not finite": (
+        lambda: sm.stein_equation(lambda x: jnp.log(x[0]), GAUSS, sm.Linear(), np.array([[1.0, 0.0], [-1.0, 0.0]])),
+        ValueError,
+        r"f is not finite at 1 of 2 points, the first of them point 1",
+    ),
+    "negative ridge": (
+        lambda: sm.stein_equation(lambda x: x[0], GAUSS, sm.Linear(), np.zeros((3, 2)), ridge=-1.0),
+        ValueError,
+        r"ridge must be a number >= 0, got -1.0",
+    ),
+    "more unpenalised images than points": (
+        lambda: sm.stein_equation(lambda x: x[0], GAUSS, sm.Linear() + sm.RBF(), np.ones((5, 2))),
+        ValueError,
+        r"fits its 6 feature images without a penalty.*got 5",
+    ),
+    "certify with particles of another dimension": (
+        lambda: sm.certify(GAUSS, sm.Linear(), np.zeros((5, 3))),
+        ValueError,
+        r"certify: particles of shape \(5, 3\) have dimension 3, but the target has dim=2",
+    ),
+    "coefficients of other points": (
+        lambda: sm.MatchingSet(GAUSS, sm.RBF(1.0), np.eye(2)).norm(np.eye(2), np.ones(3)),
+        ValueError,
+        r"2 coefficients are needed, one a point; got shape \(3,\)",
+    ),
 }
 
 
