@@ -89,6 +89,7 @@ def test_finished_cells_are_not_run_again_and_the_numbers_stay(small, monkeypatc
     numbers = [line.rsplit(",", 1)[0] for line in before.splitlines()]
     again = [line.rsplit(",", 1)[0] for line in (out / "rbm.csv").read_text().splitlines()]
     assert sweep.COLUMNS[drop] == "seconds" and numbers == again
+    assert "(Gaussian, all n)" in (out / "claims.md").read_text()  # the other experiments' claims are still there
 
 
 def test_an_interrupted_run_keeps_what_is_done(tmp_path, monkeypatch):

@@ -100,7 +100,7 @@ def draw(results: Results, folder: Path) -> None:
     cases = [
         c for c in dict.fromkeys(row["case"] for row in results.rows) if results.where(case=c).values("error").size
     ]
-    figure = matplotlib.figure.Figure(figsize=(8.0, 0.6 * len(cases) + 1.4), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(8.5, 0.45 * len(cases) + 1.2), layout="constrained")
     axis = figure.subplots()
     for i, case in enumerate(cases):
         errors = np.maximum(results.where(case=case).values("error"), 1e-18)
@@ -111,7 +111,7 @@ def draw(results: Results, folder: Path) -> None:
     axis.set_yticks(range(len(cases)), labels)
     axis.set_xscale("log")
     axis.set_xlim(1e-18, 1.0)
-    axis.set_xlabel("relative error of what must be exact (dots); scaled residual reached (bars)")
+    axis.set_xlabel("error (dots), scaled residual (bars)")
     axis.spines[["top", "right"]].set_visible(False)
     save(figure, folder, "exactness")
 

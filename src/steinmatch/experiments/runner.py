@@ -1,6 +1,7 @@
 """Running experiments: cells with a progress bar, then the table, the figures, the claims and the page."""
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from steinmatch._checks import known_name, positive_integer
 from steinmatch.experiments.claims import Claim, markdown
 from steinmatch.experiments.methods import DESCENT_RATE, DESCENT_STEPS, Settings
 from steinmatch.experiments.page import write_page
-from steinmatch.experiments.store import Cell, Results, Row, Store, write_atomically
+from steinmatch.experiments.store import Cell, Results, Row, Store, to_json, write_atomically
 
 _SOLVERS = {"both": ("descent", "newton"), "descent": ("descent",), "newton": ("newton",)}
 
@@ -90,7 +91,10 @@ def run_experiments(
         results = Results(rows[experiment.name])
         results.write_csv(out / f"{experiment.name}.csv", experiment.columns)
         experiment.draw(results, out)
-        claims += experiment.claims(results)
+        found = experiment.claims(results)
+        record = {"title": experiment.title, "claims": [dataclasses.asdict(claim) for claim in found]}
+        write_atomically(out / "cells" / f"{experiment.name}.claims.json", to_json(record))
+        claims += found
     solve_seconds = sum(float(row.get("seconds") or 0.0) for found in rows.values() for row in found)
     heading = "Claims of the paper" + (", quick run" if settings.quick else "")
     note = (
@@ -98,6 +102,12 @@ def run_experiments(
         f"steps; our solver: at most {settings.seconds:g} s a solve. {solve_seconds / 60.0:.0f} minutes of solving, "
         f"{(time.monotonic() - started) / 60.0:.0f} minutes in this run.\n"
     )
-    write_atomically(out / "claims.md", markdown(claims, heading) + note)
-    write_page(out, {experiment.name: experiment.title for experiment in experiments}, claims, note.strip())
+    # The pages show all experiments that the folder holds, not only those of this run.
+    titles, everything = {}, []
+    for path in sorted((out / "cells").glob("*.claims.json")):
+        record = json.loads(path.read_text())
+        titles[path.name.removesuffix(".claims.json")] = record["title"]
+        everything += [Claim(**claim) for claim in record["claims"]]
+    write_atomically(out / "claims.md", markdown(everything, heading) + note)
+    write_page(out, titles, everything, note.strip())
     return claims

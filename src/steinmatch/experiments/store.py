@@ -34,11 +34,11 @@ class Store:
             record = json.loads(self._path(cell).read_text())
         except (OSError, ValueError):
             return None
-        same = isinstance(record, dict) and record.get("settings") == _plain(cell.settings)
+        same = isinstance(record, dict) and record.get("settings") == json.loads(to_json(cell.settings))
         return record.get("rows") if same else None
 
     def write(self, cell: Cell, rows: list[Row]) -> None:
-        write_atomically(self._path(cell), json.dumps({"settings": _plain(cell.settings), "rows": _plain(rows)}))
+        write_atomically(self._path(cell), to_json({"settings": cell.settings, "rows": rows}))
 
     def _path(self, cell: Cell) -> Path:
         return self.folder / f"{cell.name}.json"
@@ -55,9 +55,9 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
-def _plain(value: Any) -> Any:
-    """Numbers, strings, lists and dicts, as JSON gives them back."""
-    return json.loads(json.dumps(value, default=lambda x: x.item() if hasattr(x, "item") else str(x)))
+def to_json(value: Any) -> str:
+    """JSON, with NumPy's numbers as numbers."""
+    return json.dumps(value, default=lambda x: x.item() if hasattr(x, "item") else str(x))
 
 
 class Results:
