@@ -35,7 +35,7 @@ def test_distance_and_its_bound(linear_fit):
     matching, target = linear_fit.matching_set, linear_fit.target
     f = lambda x: x[0] ** 2 + 0.01 * jnp.sin(5.0 * x[1])  # noqa: E731
     distance = matching.distance(f)
-    assert 1e-4 < distance.error <= 0.0101
+    assert 1e-4 < distance.error <= 0.0101 and float(distance) == distance.relative
     assert "probe" in distance.measured and distance.coefficients.shape == (5, 4)
     mean, cov = np.asarray(target.mean), np.asarray(target.cov)
     # E sin(5 x) = sin(5 m) exp(-25 v / 2) for x ~ N(m, v)

@@ -89,3 +89,9 @@ def test_discontinuous_queries_get_an_honest_error(fit):
     assert not query.exact
     assert abs(query.estimate - 0.30853754) <= 2.0 * query.error  # 1 - Phi(1/2)
     assert 0.01 < query.error < 0.3
+
+
+def test_too_few_particles_to_tell_an_error():
+    single = sm.fit(Gaussian([0.0, 1.0], np.eye(2)), 1, kernel=sm.RBF(1.0))
+    query = single.query(lambda x: x[0] ** 2)
+    assert not query.exact and query.error == np.inf and query.estimate == query.average

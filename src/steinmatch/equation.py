@@ -28,7 +28,7 @@ from steinmatch.stein import images_at, stein_kernel_matrix, values_at
 from steinmatch.targets import AbstractTarget, scores_at
 
 _GRID = 10.0 ** np.arange(-12.0, 2.5, 0.5)  # ridges tried, relative to the mean diagonal of the Gram matrix
-_DENSE_LIMIT, _ITERATIONS = 1500, 1000  # least-norm systems above this size go to LSMR
+_DENSE_LIMIT, _ITERATIONS = 1500, 400  # least-norm systems above this size go to LSMR
 _RCOND = 1e-11  # directions below this share of the largest singular value are not resolved
 
 
@@ -67,7 +67,7 @@ def stein_equation(
     ridge: float | None = None,
     seed: int = 0,
 ) -> SteinSolution:
-    """Solve f = P . phi + b by regularised least squares over the points (paper, section 3.3); E_p f is about b.
+    """Solve f = P . phi + b by regularised least squares over the points; then E_p f is about b (paper, section 3).
 
     **Arguments:**
 
@@ -264,7 +264,7 @@ class _System:
 
     def _least_norm_iterative(self, matrix: np.ndarray, y: np.ndarray) -> _Solved:
         """The same by LSMR, where a factorisation would take minutes: no leave-one-out errors, and no sd."""
-        runs = [lsmr(matrix, column, atol=1e-15, btol=1e-15, conlim=1e12, maxiter=_ITERATIONS) for column in y.T]
+        runs = [lsmr(matrix, column, atol=1e-14, btol=1e-14, conlim=1e12, maxiter=_ITERATIONS) for column in y.T]
         solution = np.stack([run[0] for run in runs], axis=1)
         unknown = np.full(y.shape, np.nan)
         r = self.fixed.shape[1]

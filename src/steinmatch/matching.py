@@ -27,7 +27,7 @@ from steinmatch.stein import compiled_features_at, images_at, stein_kernel_matri
 from steinmatch.targets import AbstractTarget, scores_at
 
 _MANY_FUNCTIONS = 3000  # above this many basis functions the images of a Gaussian target are taken to depend
-_MOST_ENTRIES = 1.2e8  # of the matrix of basis functions at the probes, about 1 GiB
+_MOST_ENTRIES = 6e7  # of the matrix of basis functions at the probes: half a GiB
 _FRESH = 400  # probe points on which the approximation is judged
 
 
@@ -56,6 +56,10 @@ class Distance:
     def bound(self) -> np.ndarray:
         """2 eps, the paper's bound on the error of the particles' average, as far as the probes tell eps."""
         return np.asarray(2.0 * self.eps)
+
+    def __float__(self) -> float:
+        """The largest relative distance."""
+        return float(np.max(self.relative))
 
     @property
     def coefficients(self) -> np.ndarray:

@@ -23,6 +23,7 @@ from steinmatch.matching import Distance, MatchingSet
 from steinmatch.stein import compiled_features_at, values_at
 
 _MOST_PARTICLES = 2000  # above this the Stein equation is solved with features alone, no n x n systems
+_FEWEST_PARTICLES = 3
 _MOST_IMAGES = 12_000  # columns of a candidate's Stein equation in `query_features`
 _NEAR = 1e-8  # a relative distance up to here counts as membership
 
@@ -58,14 +59,16 @@ def answer(f: Callable[[Vector], Any], matching: MatchingSet, residual: float) -
     average = np.asarray(np.tensordot(weights, values, axes=1))
     distance = matching.distance(f)
     exact = (distance.relative <= _NEAR) & (residual <= EXACT)
-    candidates = _candidates(kernel, *particles.shape)
-    solutions = [stein_equation(values, target, features, particles, weights) for features in candidates]
-    estimates, sds = (np.stack([getattr(s, name) for s in solutions]) for name in ("b", "error"))
-    best = np.argmin(sds, axis=0)[None]
-    estimate, sd = (np.take_along_axis(x, best, axis=0)[0] for x in (estimates, sds))
-    good = sds <= 4.0 * sd
-    spread = np.sqrt(np.mean((estimates - estimate) ** 2, axis=0, where=good))
-    error = sd + spread + 0.1 * np.abs(estimate - average)
+    if len(particles) >= _FEWEST_PARTICLES:
+        candidates = _candidates(kernel, *particles.shape)
+        solutions = [stein_equation(values, target, features, particles, weights) for features in candidates]
+        estimates, sds = (np.stack([getattr(s, name) for s in solutions]) for name in ("b", "error"))
+        best = np.argmin(sds, axis=0)[None]
+        estimate, sd = (np.take_along_axis(x, best, axis=0)[0] for x in (estimates, sds))
+        spread = np.sqrt(np.mean((estimates - estimate) ** 2, axis=0, where=sds <= 4.0 * sd))
+        error = sd + spread + 0.1 * np.abs(estimate - average)
+    else:  # nothing to tell an error from
+        estimate, error = average, np.full_like(average, np.inf)
     size = np.max(np.abs(values), axis=0)
     rounding = np.abs(average - distance.solution.b) + 1e-14 * size
     return Query(
