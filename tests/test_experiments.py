@@ -123,8 +123,8 @@ def test_other_settings_are_other_cells(tmp_path):
 def planted(change) -> list[dict]:
     """A table on which all claims of Figure 1 hold, and what `change` makes of its rows."""
     rows = []
-    for n in (50, 101, 150):
-        above = n >= 101
+    for n in (gaussian.DIM - 1, gaussian.DIM + 1, gaussian.DIM + 50):
+        above = n > gaussian.DIM
         for method, solver in (
             (MONTE_CARLO, "exact draws"),
             (RBF_SVGD, "descent"),
@@ -148,7 +148,7 @@ def planted(change) -> list[dict]:
 
 def broken(number, method, **values):
     def change(row):
-        return {**row, **values} if row["method"] == method and row["value"] >= 101 else row
+        return {**row, **values} if row["method"] == method and row["value"] > gaussian.DIM else row
 
     return pytest.param(number, change, id=f"claim {number}")
 
@@ -164,7 +164,7 @@ def test_claims_hold_on_a_true_result():
         broken(2, LINEAR_RANDOM, mse_second=0.4),
         broken(3, LINEAR, mse_second=1e-15),
         broken(4, RBF_SVGD, variance=0.99),
-        pytest.param(5, lambda row: {**row, "variance": 1.01} if row["value"] == 50 else row, id="claim 5"),
+        pytest.param(5, lambda row: {**row, "variance": 1.01} if row["value"] < gaussian.DIM else row, id="claim 5"),
         broken(6, LINEAR, variance=1.001),
     ],
 )
