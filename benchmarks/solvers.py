@@ -88,7 +88,7 @@ def gaussian() -> None:
     target = Gaussian(np.zeros(D), np.eye(D))
     table = moments_table(f"1. N(0, I), d = {D}, LinearRandom")
     for n in (101, 150, 250, 1000):
-        run = lambda n=n: sm.fit(target, n, kernel=sm.LinearRandom(), max_seconds=270)  # noqa: E731
+        run = lambda n=n: sm.fit(target, n, kernel=sm.LinearRandom(), max_seconds=250)  # noqa: E731
         add_fit(table, f"n = {n}, auto", target, run)
         if n <= 250:
             run = lambda n=n: sm.fit(target, n, kernel=sm.LinearRandom(), solver=DESCENT)  # noqa: E731

@@ -47,7 +47,7 @@ def test_laws(solver, problem, fits):
     np.testing.assert_allclose(scores, numpy_scores(target, fit.particles), rtol=1e-4, atol=1e-4 * np.abs(scores).max())
     root = np.linalg.cholesky(fit.cov) if fit.frame is None else np.asarray(fit.frame.root)
     # Rounding in G is that of its largest terms, scaled.
-    rounding = 1e-12 * numpy_terms(fit.particles, scores, root)
+    rounding = 1e-11 * numpy_terms(fit.particles, scores, root)  # at condition 1e6 the scores round at 1e-10
     assert fit.residual == pytest.approx(numpy_linear_residual(fit.particles, scores, root), rel=1e-6, abs=rounding)
     # Never worse than the start, where the solver started from it.
     if solver in ("descent", "levenberg-marquardt", "matrix-free"):

@@ -279,4 +279,5 @@ def target_root(points: Array, scores: Array, weights: Array) -> Float[Array, "d
     if points.shape[0] <= points.shape[1]:  # too few particles for directions: each coordinate by itself
         sizes, axes = jnp.diagonal(moment), jnp.eye(points.shape[1])
     usable = jnp.clip(jnp.abs(sizes), 1e-12, 1e12)
-    return root @ (axes / jnp.sqrt(usable)[None, :])
+    # The symmetric root: near a fixed point all sizes are 1, and the axes by themselves are arbitrary.
+    return root @ ((axes / jnp.sqrt(usable)[None, :]) @ axes.T)
