@@ -25,5 +25,5 @@ def markdown(claims: Iterable[Claim], heading: str) -> str:
     failed = [claim for claim in ordered if not claim.holds]
     if failed:
         lines += ["", "## Where a claim does not hold", ""]
-        lines += [f"- ({claim.number}) {claim.text}: {claim.why or 'no explanation found.'}" for claim in failed]
+        lines += [f"- ({claim.number}) {claim.text}: {claim.why or 'not yet explained.'}" for claim in failed]
     return "\n".join(lines) + "\n"

@@ -60,7 +60,6 @@ def claims(results: Results) -> list[Claim]:
             "accuracy falls as the condition number grows",
             f"linear by {by_steps}, MSE of E[x]: {low:.1e} at {conditions[0]:g}, {high:.1e} at {conditions[-1]:g}",
             high > low,
-            "what falls is the accuracy of small steps; the fixed point itself is exact at every condition number.",
         )
     )
     worst = {

@@ -46,8 +46,6 @@ def claims(results: Results) -> list[Claim]:
             "every SVGD variant estimates means far better than Monte Carlo (Gaussian, all n)",
             f"MSE of E[x] at least {ratios[worst]:.1f} times smaller ({worst[0]}, {worst[1]})",
             bool(ratios[worst] >= 10.0),
-            "see the figure: the weakest variant is the one named; small steps with AdaGrad leave the random "
-            "features' equations unsolved, our solver does not.",
         )
     ]
     return found + second_moment_claims(results, (2, 3, 4, 5, 6), "mse_second", "")

@@ -22,7 +22,7 @@ KERNELS = {RBF_SVGD: RBF, LINEAR: Linear, LINEAR_RANDOM: LinearRandom}
 COLOURS = {MONTE_CARLO: "#000000", RBF_SVGD: "#D55E00", LINEAR: "#0072B2", LINEAR_RANDOM: "#009E73"}
 STYLES = {"exact draws": "-", "newton": "-", "descent": "--", "annealed": ":"}
 
-# Tuned once on the standard Gaussian, n = 150: AdaGrad rates 0.1, 0.5 and 1.0.
+# AdaGrad with an accumulating sum of squares, the same for all experiments.
 DESCENT_RATE, DESCENT_STEPS = 0.5, 2000
 
 

@@ -73,7 +73,6 @@ def claims(results: Results) -> list[Claim]:
                 f"every variant on both moments at alpha = {_listed(alphas[wins])}; the best variant at "
                 f"{_listed(alphas[best_wins])}",
                 bool(wins[small].all()),
-                "RBF loses on E[x²] in high dimensions, where it underestimates the variance.",
             )
         )
         second = {
@@ -87,8 +86,6 @@ def claims(results: Results) -> list[Claim]:
                 f"linear beats RBF on E[x²] at small alpha and loses at large alpha ({panel})",
                 f"RBF / linear MSE {over[0]:.2g} at alpha = {alphas[0]:g}, {over[-1]:.2g} at {alphas[-1]:g}",
                 bool(over[0] > 1.0 and over[-1] < 1.0),
-                "at large alpha the particles sit in the components that the start reached, and the moments follow the "
-                "start more than the kernel.",
             )
         )
         worse = second[LINEAR_RANDOM] / np.minimum(second[LINEAR], second[RBF_SVGD])
@@ -99,8 +96,6 @@ def claims(results: Results) -> list[Claim]:
                 "MSE of E[x²] over that of the better: "
                 + ", ".join(f"{w:.2g} at {a:g}" for a, w in zip(alphas, worse, strict=True)),
                 bool(np.median(worse) <= 3.0 and worse[small].max() <= 3.0),
-                "where linear features alone are nearly exact, the random ones ask more of the particles than the "
-                "equations they share can give.",
             )
         )
     return found

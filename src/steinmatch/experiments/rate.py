@@ -186,7 +186,6 @@ def claims(results: Results) -> list[Claim]:
             "largest ratio of medians, random features over RBF: "
             + ", ".join(f"{c} {v:.2g}" for c, v in worst.items()),
             max(worst.values()) <= 2.0,
-            "which measure fails, and by how much, is in the row; the moments of both are small beside Monte Carlo's.",
         ),
         Claim(
             16,

@@ -62,15 +62,12 @@ def claims(results: Results) -> list[Claim]:
             "on the RBM linear+random is best in all measures for n > d + 1",
             best + (f"; better elsewhere: {'; '.join(losses)}" if losses else ""),
             not losses,
-            "this RBM is nearly Gaussian, and linear features alone, with as many equations fewer, come nearer to its "
-            "moments once their fixed point is solved rather than approached.",
         ),
         Claim(
             13,
             "linear+random is within a factor 3 of the better of linear and RBF on E[x²], for n > d + 1",
             f"largest factor {worst_factor:.2f} (largest scaled residual {residual:.0e})",
             worst_factor <= 3.0,
-            "linear features alone are nearly exact on this nearly Gaussian target.",
         ),
         Claim(
             13,
