@@ -43,6 +43,18 @@ def test_collapsed_particles_are_worth_one_draw(draws, spread):
     assert np.isfinite([certificate.residual_rms, certificate.velocity, *certificate.stein_ess_interval]).all()
 
 
+def test_particles_at_one_point_off_the_mode_are_worth_exactly_one_draw():
+    """There |G(w)|^2 = |P phi_w|^2 for every w, so the closed form of the latter must meet the residual."""
+    ess = sm.stein_ess(TARGET, np.tile(MEAN + SD * np.linspace(-2.0, 2.0, 10), (30, 1)))
+    assert ess.value == pytest.approx(1.0, abs=1e-9)
+
+
+def test_the_table_claims_no_moments_of_a_target_that_is_not_gaussian():
+    target = sm.Target(lambda x: jnp.sum(1.5 * x - jnp.exp(x)), dim=2)
+    text = str(sm.fit(target, 20, kernel=sm.Linear()).certificate)
+    assert "linear identities" in text and "mean off" not in text and "Gaussian target" not in text
+
+
 def test_wrong_draws_show(draws):
     right = sm.certify(TARGET, sm.Linear(), draws)
     shifted = sm.certify(TARGET, sm.Linear(), draws + 0.2 * SD)

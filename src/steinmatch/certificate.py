@@ -36,8 +36,8 @@ class SteinESS:
 
     value: float
     interval: tuple[float, float]  # 90 %, as it would be for independent draws
-    shift: float  # the largest mean score in whitened units, E[s]: 0 for exact particles
-    variance_ratio: float  # -E[(x - mu) . s] / d: 1 for exact particles; their variance over a Gaussian target's
+    shift: float  # largest mean score in whitened units: 0 by Stein's identity; the mean's error for a Gaussian target
+    variance_ratio: float  # -E[(x - mu) . s] / d: 1 by Stein's identity; the ratio of variances for a Gaussian target
 
     def __float__(self) -> float:
         return self.value
@@ -58,8 +58,8 @@ class Certificate:
     residual_rms: float
     velocity: float  # largest entry of the SVGD velocity at the particles
     matched: str
-    shift: float  # largest mean score in whitened units: how far the mean is off, in sds
-    variance_ratio: float  # -E[(x - mu) . s] / d: how large the variance is beside what the target asks for
+    shift: float  # as in SteinESS
+    variance_ratio: float  # as in SteinESS
     ksd: float  # kernelized Stein discrepancy, IMQ kernel
     stein_ess: float
     stein_ess_interval: tuple[float, float]
@@ -82,9 +82,9 @@ class Certificate:
         table.add_row("velocity", f"largest {self.velocity:.1e}")
         table.add_row("matched", self.matched)
         table.add_row(
-            "mean and variance",
-            f"mean off by at most {self.shift:.2g} sds, variance {self.variance_ratio:.3g} times what the target asks "
-            "for, by Stein's identity for linear functions",
+            "linear identities",
+            f"mean score {self.shift:.2g} (0 for exact particles), -E[(x - mean) . score] / d = "
+            f"{self.variance_ratio:.4g} (1 for exact particles)",
         )
         table.add_row("KSD (IMQ)", f"{self.ksd:.4g}")
         low, high = self.stein_ess_interval

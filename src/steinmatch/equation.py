@@ -24,8 +24,8 @@ from scipy.sparse.linalg import lsmr
 from steinmatch._checks import as_particles, as_weights
 from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.kernels import AbstractKernel, AffineMap, Scaled, Sum, Whitened
-from steinmatch.stein import images_at, stein_kernel_matrix, values_at
-from steinmatch.targets import AbstractTarget, scores_at
+from steinmatch.stein import compiled_images_at, compiled_scores_at, images_at, stein_kernel_matrix, values_at
+from steinmatch.targets import AbstractTarget
 
 _GRID = 10.0 ** np.arange(-12.0, 2.5, 0.5)  # ridges tried, relative to the mean diagonal of the Gram matrix
 _DENSE_LIMIT, _ITERATIONS = 1500, 400  # least-norm systems above this size go to LSMR
@@ -53,7 +53,7 @@ class SteinSolution:
         if self.features is None or self.coefficients is None or self.kernel_coefficients is not None:
             raise TypeError("approximation: only a solution with features alone can be evaluated at other points.")
         points = jnp.asarray(as_particles(points, "approximation", target.dim))
-        images = np.asarray(_images(target, self.features, points))
+        images = np.asarray(compiled_images_at(target, self.features, points))
         return self.b + np.tensordot(images, self.coefficients, axes=2)
 
 
@@ -91,7 +91,7 @@ def stein_equation(
         raise ValueError(f"stein_equation: ridge must be a number >= 0, got {ridge!r}; leave it out to have it chosen.")
     values, shape = _values(f, points)
     held = features.bind(jax.random.key(seed), points).hold(points)
-    scores = np.asarray(_scores(target, points))
+    scores = np.asarray(compiled_scores_at(target, points))
     _check_finite(scores, "the score of the target")
     maps, kernels = _parts(held, target.dim)
     columns = [np.asarray(_scaled_images(part, frame, points, scores)).reshape(n, -1) for part, frame in maps]
@@ -133,7 +133,7 @@ def stein_equation(
         ridge=solved.ridge.reshape(shape),
         condition=solved.condition,
         average=(w @ values).reshape(shape),
-        features=plain(_feature_part(held, target.dim)),
+        features=plain(Sum(tuple(Whitened(part, frame) for part, frame in maps))) if maps else None,
     )
 
 
@@ -181,31 +181,6 @@ def _parts(
             return [(kernel, frame)], []
         case _:
             return [], [(Scaled(kernel, jnp.asarray(factor, jnp.float64)), frame)]
-
-
-def _feature_part(kernel: AbstractKernel, dim: int) -> AbstractKernel | None:
-    """The feature terms of a held kernel, without the full-rank ones, in the order of `_parts`."""
-    match kernel:
-        case Sum():
-            terms = [part for term in kernel.terms if (part := _feature_part(term, dim)) is not None]
-            return Sum(tuple(terms)) if terms else None
-        case Scaled():
-            return _feature_part(kernel.kernel, dim)
-        case Whitened():
-            inner = _feature_part(kernel.kernel, dim)
-            return None if inner is None else Whitened(inner, kernel.frame, kernel.given)
-        case _:
-            return kernel if kernel.n_features(dim) is not None else None
-
-
-@eqx.filter_jit
-def _scores(target: AbstractTarget, points: Array) -> Array:
-    return scores_at(target, points)
-
-
-@eqx.filter_jit
-def _images(target: AbstractTarget, kernel: AbstractKernel, points: Array) -> Array:
-    return images_at(kernel, points, scores_at(target, points))
 
 
 @eqx.filter_jit

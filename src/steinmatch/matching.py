@@ -17,13 +17,19 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from steinmatch._checks import as_particles, as_weights, positive_integer
-from steinmatch._linalg import covariance_root, normalised, numerical_rank
+from steinmatch._linalg import normalised, numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.discrepancy import ksd
 from steinmatch.equation import SteinSolution, stein_equation
 from steinmatch.features import FeatureKernel
 from steinmatch.kernels import AbstractKernel, AffineMap
-from steinmatch.stein import compiled_features_at, images_at, stein_kernel_matrix, values_at
+from steinmatch.stein import (
+    compiled_features_at,
+    compiled_images_at,
+    compiled_scores_at,
+    stein_kernel_matrix,
+    values_at,
+)
 from steinmatch.targets import AbstractTarget, scores_at
 
 _MANY_FUNCTIONS = 3000  # above this many basis functions the images of a Gaussian target are taken to depend
@@ -94,6 +100,10 @@ class MatchingSet:
         self.by_features = m is not None and m <= points.shape[0] and self._rank() == m
         self.features = self.kernel if self.by_features else FeatureKernel(Sections(self.kernel, self.particles))
 
+    def _finite(self, points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "k d"]:
+        """The points where the score is finite."""
+        return points[np.isfinite(compiled_scores_at(self.target, jnp.asarray(points))).all(axis=1)]
+
     def _rank(self) -> int:
         return numerical_rank(np.asarray(compiled_features_at(self.kernel, self.particles)))
 
@@ -108,15 +118,14 @@ class MatchingSet:
     def basis(self, points: ArrayLike) -> Float[np.ndarray, "k functions"]:
         """The basis functions at the points: the constant 1, then (P phi_l)_j with j running fastest."""
         points = jnp.asarray(as_particles(points, "MatchingSet.basis", self.target.dim))
-        images = np.asarray(_images(self.target, self.features, points))
+        images = np.asarray(compiled_images_at(self.target, self.features, points))
         return np.concatenate([np.ones((len(images), 1)), images.reshape(len(images), -1)], axis=1)
 
     @float64
     def probes(self, n: int, seed: int = 1) -> Float[np.ndarray, "n d"]:
         """Points that are not the particles: normal draws with the particles' mean and covariance."""
         n = positive_integer(n, "n", "MatchingSet.probes")
-        particles, weights = jnp.asarray(self.particles), jnp.asarray(self.weights)
-        frame = AffineMap(weights @ particles, covariance_root(particles, weights))
+        frame = AffineMap.of_particles(jnp.asarray(self.particles), jnp.asarray(self.weights))
         normal = jax.random.normal(jax.random.key(seed), (n, self.target.dim), jnp.float64)
         return plain(frame.colour(normal))
 
@@ -140,7 +149,7 @@ class MatchingSet:
         else:
             fitted = as_particles(probes, "MatchingSet.distance", self.target.dim)
         judged = self.probes(_FRESH, seed=2)
-        fitted, judged = (x[np.isfinite(_scores(self.target, x)).all(axis=1)] for x in (fitted, judged))
+        fitted, judged = (self._finite(points) for points in (fitted, judged))
         solution = stein_equation(f, self.target, features, fitted, ridge=0.0)
         everywhere = np.concatenate([judged, self.particles])
         values = values_at(f, jnp.asarray(everywhere))
@@ -179,16 +188,6 @@ class MatchingSet:
     def __repr__(self) -> str:
         basis = "P phi_l (Theorem 3.2)" if self.by_features else "P k(., x_i) (Lemma 3.1)"
         return f"MatchingSet({self.n_functions} functions: 1 and {basis})"
-
-
-@eqx.filter_jit
-def _images(target: AbstractTarget, kernel: AbstractKernel, points: Array) -> Array:
-    return images_at(kernel, points, scores_at(target, points))
-
-
-@float64
-def _scores(target: AbstractTarget, points: np.ndarray) -> np.ndarray:
-    return np.asarray(eqx.filter_jit(scores_at)(target, jnp.asarray(points)))
 
 
 @eqx.filter_jit

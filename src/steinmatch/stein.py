@@ -47,6 +47,15 @@ def features_at(kernel: AbstractKernel, particles: Float[Array, "n d"]) -> Float
 
 
 compiled_features_at = eqx.filter_jit(features_at)
+compiled_scores_at = eqx.filter_jit(scores_at)
+
+
+@eqx.filter_jit
+def compiled_images_at(
+    target: AbstractTarget, kernel: AbstractKernel, points: Float[Array, "n d"]
+) -> Float[Array, "n m d"]:
+    """(P phi_l)(x_i), scores included."""
+    return images_at(kernel, points, scores_at(target, points))
 
 
 def residual_at(

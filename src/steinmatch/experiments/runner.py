@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -29,24 +30,37 @@ class Experiment:
     draw: Callable[[Results, Path], None]
     claims: Callable[[Results], list[Claim]]
 
-    def run(
-        self,
-        out: str | Path,
-        *,
-        trials: int = 20,
-        seed: int = 0,
-        quick: bool = False,
-        solver: str = "both",
-        annealed: bool = False,
-        progress: bool = True,
-    ) -> list[Claim]:
-        """Run this experiment into the folder `out`; the options are those of `steinmatch.experiments.run`."""
-        return run_experiments([self], Path(out), settings_for(trials, seed, quick, solver, annealed), progress)
+    def run(self, out: str | Path, **options: Any) -> list[Claim]:
+        """Run this experiment into the folder `out`; the options are those of `run_experiments`."""
+        return run_experiments([self], out, **options)
 
 
-def settings_for(trials: int, seed: int, quick: bool, solver: str, annealed: bool) -> Settings:
-    """Checked settings; a quick run has one trial and less time a solve."""
-    return Settings(
+def run_experiments(
+    experiments: Sequence[Experiment],
+    out: str | Path,
+    *,
+    trials: int = 20,
+    seed: int = 0,
+    quick: bool = False,
+    solver: str = "both",
+    annealed: bool = False,
+    progress: bool = True,
+) -> list[Claim]:
+    """Run what is not done yet under `out`, write all outputs, and return the claims.
+
+    Ctrl-C keeps every finished cell: the same call goes on from there, and more trials add to it.
+
+    **Arguments:**
+
+    - `trials`: random models or starts of each setting.
+    - `seed`: same seed, same numbers.
+    - `quick`: one trial, small grids, less time a solve; the dimensions stay.
+    - `solver`: "descent", "newton" (ours) or "both".
+    - `annealed`: show annealed SVGD beside the others on the mixtures.
+    - `progress`: show a bar where the output is a terminal.
+    """
+    out = Path(out)
+    settings = Settings(
         trials=1 if quick else positive_integer(trials, "trials", "run"),
         seed=int(seed),
         quick=quick,
@@ -54,15 +68,6 @@ def settings_for(trials: int, seed: int, quick: bool, solver: str, annealed: boo
         seconds=8.0 if quick else 40.0,
         annealed=annealed,
     )
-
-
-def run_experiments(
-    experiments: Sequence[Experiment], out: Path, settings: Settings, progress: bool = True
-) -> list[Claim]:
-    """Run what is not done yet under `out`, write all outputs, and return the claims.
-
-    Ctrl-C keeps every finished cell: the same call goes on from there.
-    """
     started = time.monotonic()
     work = [(experiment.name, cell) for experiment in experiments for cell in experiment.cells(settings)]
     rows: dict[str, list[Row]] = {experiment.name: [] for experiment in experiments}
