@@ -15,9 +15,10 @@ from steinmatch.experiments.sweep import COLUMNS, best_solver, ratio_to_monte_ca
 from steinmatch.targets import Gaussian
 
 TITLE = "Figure 2: random Gaussians, d = 100"
-OVER_N, OVER_CONDITION = "condition number 10", "n = 250"
-GRID, QUICK_GRID = (50, 90, 101, 150, 250), (50, 101)
+OVER_N, OVER_CONDITION = "condition number 10", "over condition numbers"
+GRID, QUICK_GRID = (50, 90, 101, 150, 250), (50, 120)
 CONDITIONS, QUICK_CONDITIONS = (1.0, 10.0, 30.0, 100.0, 300.0, 1000.0), (10.0, 1000.0)
+PARTICLES, QUICK_PARTICLES = 250, 120
 columns = COLUMNS
 
 
@@ -31,7 +32,7 @@ def cells(settings: Settings) -> list[Cell]:
         return Gaussian.random(trial_key(settings, trial), DIM, condition)
 
     grid, conditions = (QUICK_GRID, QUICK_CONDITIONS) if settings.quick else (GRID, CONDITIONS)
-    most = 150 if settings.quick else 250
+    most = QUICK_PARTICLES if settings.quick else PARTICLES
     over_n = sweep(OVER_N, "n", grid, lambda n, trial: model(10.0, trial), int, settings)
     return over_n + sweep(OVER_CONDITION, "condition", conditions, model, lambda c: most, settings)
 

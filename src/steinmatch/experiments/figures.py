@@ -24,9 +24,10 @@ def panels(
     results: Results, columns: Sequence[tuple[str, str]], xlabel: str, log_x: bool = False, mark: float | None = None
 ) -> matplotlib.figure.Figure:
     """One axis for each (panel, column); lines for every method and solver; a dotted line at `mark`."""
-    rows = -(-len(columns) // 2)
-    figure = matplotlib.figure.Figure(figsize=(10.5, 3.6 * rows + 0.8), layout="constrained")
-    axes = figure.subplots(rows, 2, squeeze=False)
+    across = 3 if len(columns) == 3 else 2
+    rows = -(-len(columns) // across)
+    figure = matplotlib.figure.Figure(figsize=(4.2 * across + 2.1, 3.6 * rows + 0.8), layout="constrained")
+    axes = figure.subplots(rows, across, squeeze=False)
     for axis, (panel, column) in zip(axes.flat, columns, strict=False):
         _lines(axis, results.where(panel=panel), column)
         axis.set_xlabel(xlabel)
@@ -41,8 +42,6 @@ def panels(
             axis.axvline(mark, color="0.6", linewidth=0.8, linestyle=":")
         axis.grid(True, which="major", linewidth=0.3, color="0.85")
         axis.spines[["top", "right"]].set_visible(False)
-    for axis in list(axes.flat)[len(columns) :]:
-        axis.set_visible(False)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure

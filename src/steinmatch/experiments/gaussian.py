@@ -15,7 +15,7 @@ from steinmatch.targets import Gaussian
 TITLE = "Figure 1: standard Gaussian, d = 100"
 DIM = 100
 GRID = (10, 50, 75, 100, 101, 102, 150, 200, 250)
-QUICK_GRID = (50, 100, 101, 150)
+QUICK_GRID = (50, 120)
 columns = COLUMNS
 
 

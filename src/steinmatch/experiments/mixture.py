@@ -8,7 +8,7 @@ import numpy as np
 
 from steinmatch.experiments.claims import Claim
 from steinmatch.experiments.figures import panels, save
-from steinmatch.experiments.methods import LINEAR, LINEAR_RANDOM, RBF_SVGD, SVGD, Settings, trial_key
+from steinmatch.experiments.methods import LINEAR, LINEAR_RANDOM, RBF_SVGD, ROUGH, SVGD, Settings, trial_key
 from steinmatch.experiments.runner import Experiment
 from steinmatch.experiments.store import Cell, Results
 from steinmatch.experiments.sweep import COLUMNS, best_solver, ratio_to_monte_carlo, sweep
@@ -31,6 +31,7 @@ def cells(settings: Settings) -> list[Cell]:
         return GaussianMixture.random(trial_key(settings, trial), dim, alpha)
 
     grid = QUICK_GRID if settings.quick else GRID
+    settings = dataclasses.replace(settings, polish=True, tol=1e-3 if settings.quick else ROUGH)
     found = []
     for panel, (dim, n) in list(SIZES.items())[: 1 if settings.quick else None]:
         make = functools.partial(model, dim)

@@ -1,5 +1,6 @@
 """Figure 4: Gauss-Bernoulli restricted Boltzmann machines, d = 100 and 10 hidden units, over n."""
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -7,7 +8,16 @@ import numpy as np
 
 from steinmatch.experiments.claims import Claim
 from steinmatch.experiments.figures import panels, save
-from steinmatch.experiments.methods import LINEAR, LINEAR_RANDOM, MONTE_CARLO, RBF_SVGD, SVGD, Settings, trial_key
+from steinmatch.experiments.methods import (
+    LINEAR,
+    LINEAR_RANDOM,
+    MONTE_CARLO,
+    RBF_SVGD,
+    ROUGH,
+    SVGD,
+    Settings,
+    trial_key,
+)
 from steinmatch.experiments.runner import Experiment
 from steinmatch.experiments.store import Cell, Results
 from steinmatch.experiments.sweep import COLUMNS, best_solver, ratio_to_monte_carlo, sweep
@@ -15,7 +25,7 @@ from steinmatch.targets import GaussBernoulliRBM
 
 TITLE = "Figure 4: Gauss-Bernoulli RBM, d = 100, 10 hidden units"
 DIM, HIDDEN = 100, 10
-GRID, QUICK_GRID = (10, 50, 101, 150, 200, 250), (50, 150)
+GRID, QUICK_GRID = (10, 50, 101, 150, 200, 250), (50, 120)
 columns = COLUMNS
 
 
@@ -27,6 +37,7 @@ def cells(settings: Settings) -> list[Cell]:
         return GaussBernoulliRBM.random(trial_key(settings, trial), DIM, HIDDEN)
 
     grid = QUICK_GRID if settings.quick else GRID
+    settings = dataclasses.replace(settings, tol=1e-3 if settings.quick else ROUGH)
     return sweep("rbm", "n", grid, lambda n, trial: model(trial), int, settings)
 
 

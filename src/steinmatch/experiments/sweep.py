@@ -5,7 +5,19 @@ from typing import Any
 
 import numpy as np
 
-from steinmatch.experiments.methods import LINEAR, LINEAR_RANDOM, MONTE_CARLO, RBF_SVGD, SVGD, Settings, measure
+from steinmatch.experiments.methods import (
+    DESCENT_RATE,
+    DESCENT_STEPS,
+    INNER_STEPS,
+    LINEAR,
+    LINEAR_RANDOM,
+    MONTE_CARLO,
+    NEWTON_STEPS,
+    RBF_SVGD,
+    SVGD,
+    Settings,
+    measure,
+)
 from steinmatch.experiments.store import Cell, Results, Row
 
 COLUMNS = (
@@ -90,7 +102,11 @@ def _cell(
         return [{**labels, "dim": target.dim, **known[value, same, by, trial]}]
 
     name = f"{panel}-{value:g}-n{n}-{method}-{solver}-{trial}".replace(" ", "_").replace("+", "_")
-    return Cell(name, {**labels, "seed": settings.seed, "limit": settings.seconds}, compute)
+    limits: dict = {
+        "descent": [DESCENT_RATE, DESCENT_STEPS],
+        "newton": [NEWTON_STEPS, INNER_STEPS, settings.tol, settings.polish],
+    }
+    return Cell(name, {**labels, "seed": settings.seed, "limits": limits}, compute)
 
 
 def ratio_to_monte_carlo(results: Results, column: str, method: str, solver: str, **wanted: Any) -> np.ndarray:
