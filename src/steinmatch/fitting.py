@@ -5,6 +5,7 @@
     solver   how the fixed point is reached                 (solvers)
 
 `fit` checks its input, draws the start, binds the kernel, runs the solver and hands back a `Fit`, a plain record.
+Without a kernel it is automatic: features are added level by level until means and sds stand still (adaptive).
 """
 
 import dataclasses
@@ -14,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,8 +23,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from steinmatch._checks import as_particles, known_name, positive_integer, positive_number
 from steinmatch._linalg import numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
+from steinmatch.adaptive import Error, Level, adapt
 from steinmatch.certificate import Certificate, certify
-from steinmatch.features import Linear, LinearRandom
+from steinmatch.features import Linear, LinearRandom, Products
 from steinmatch.kernels import IMQ, RBF, AbstractKernel, AffineMap, Matern, Whitened
 from steinmatch.matching import MatchingSet
 from steinmatch.plots import plot_particles
@@ -43,7 +44,7 @@ from steinmatch.solvers import (
 )
 from steinmatch.stein import compiled_features_at, values_at
 from steinmatch.summary import Summary, summarise
-from steinmatch.targets import AbstractTarget, constrained_values, scores_at
+from steinmatch.targets import AbstractTarget, Evaluations, constrained_values
 
 _KERNELS: dict[str, Callable[[], AbstractKernel]] = {
     "imq": IMQ,
@@ -82,6 +83,8 @@ class Fit:
     history: dict[str, np.ndarray]
     frame: AffineMap | None  # x = mu + L z of the affine phase, where there was one
     seed: int
+    error: Error | None = None  # of means and sds of the constrained parameters, in posterior sds (automatic fit)
+    levels: tuple[Level, ...] = ()  # of the automatic fit
 
     @property
     def mean(self) -> Float[np.ndarray, " d"]:
@@ -155,7 +158,7 @@ class Fit:
     def summary(self) -> Summary:
         """Mean, sd and quantiles of the model's own parameters (the `constrain` of the target)."""
         names, values = constrained_values(self.target, self.particles)
-        return summarise(names, values, self.weights, self._verdict())
+        return summarise(names, values, self.weights, self._verdict(), None if self.error is None else self.error.mean)
 
     def plot(self, path: str | Path | None = None, parameters: list[str] | None = None) -> Any:
         """The particles in pairs of parameters, with their marginals; written to `path` where one is given."""
@@ -164,9 +167,10 @@ class Fit:
 
     def _verdict(self) -> str:
         state = "converged" if self.converged else "NOT converged"
+        hvps = f" and {self.n_hvps:,} Hessian-vector products" if self.n_hvps else ""
         return (
             f"{self.particles.shape[0]} particles, {state}: {self.reason}. Scaled residual {self.residual:.1e}, "
-            f"{self.n_steps} steps, {self.n_gradients:,} gradients, {self.seconds:.1f} s."
+            f"{self.n_steps} steps, {self.n_gradients:,} gradients{hvps}, {self.seconds:.1f} s."
         )
 
     def __repr__(self) -> str:
@@ -179,28 +183,34 @@ def fit(
     target: AbstractTarget,
     n_particles: int | None = None,
     *,
-    kernel: AbstractKernel | str = "rbf",
+    kernel: AbstractKernel | str | None = None,
     solver: AbstractSolver | str = "auto",
     init: ArrayLike | Callable[[PRNGKeyArray, int], ArrayLike] | None = None,
     seed: int = 0,
+    tol: float = 0.02,
     max_steps: int | None = None,
     max_seconds: float | None = None,
     max_gradients: int | None = None,
     progress: bool = True,
     ensure_rank: bool = False,
 ) -> Fit:
-    """Particles at a fixed point of SVGD, v(x_i) = 0 for all i.
+    """Particles whose averages can be trusted: a fixed point of SVGD, v(x_i) = 0 for all i.
+
+    `fit(target)` is automatic: it chooses features and particles so that means and sds of the parameters are within
+    `tol` posterior sds, with a stated `error`, or says why not. `fit(target, n, kernel=...)` solves for one kernel.
 
     **Arguments:**
 
     - `target`: a `Target`, or one of `steinmatch.targets`.
-    - `n_particles`: n; 100 unless given here or by `init`.
-    - `kernel`: what the particles must match; a kernel, or the name of one with its defaults.
+    - `n_particles`: n; the automatic fit chooses it, with a kernel it is 100 unless given here or by `init`.
+    - `kernel`: what the particles must match; a kernel, or the name of one with its defaults. Without one the fit is
+      automatic; with a solver but no kernel it is RBF.
     - `solver`: how the fixed point is reached. "auto": the affine phase and Levenberg-Marquardt for feature kernels;
       the affine phase, descent and Levenberg-Marquardt for full-rank kernels.
     - `init`: the start: an array (n, d), or a function (key, n) -> (n, d) such as the `sample` of a target; standard
       normal draws by default.
     - `seed`: of the start and of random features. Same seed, same result.
+    - `tol`: of the automatic fit: the largest error of means, in posterior sds, and of sds, relative.
     - `max_steps`, `max_seconds`, `max_gradients`: the budget; the best particles so far are returned.
     - `progress`: show a bar where the output is a terminal.
     - `ensure_rank`: where the features' rank condition (Theorem 3.2) fails although n >= m, run again with half as many
@@ -214,7 +224,8 @@ def fit(
             f"fit: target must be a Target, got {type(target).__name__}. "
             "For a log density write Target(log_density, dim=d)."
         )
-    chosen_kernel: AbstractKernel = _named(kernel, AbstractKernel, _KERNELS, "kernel")
+    accuracy = positive_number(tol, "tol", "fit")
+    chosen_kernel: AbstractKernel = RBF() if kernel is None else _named(kernel, AbstractKernel, _KERNELS, "kernel")
     chosen_solver: AbstractSolver | None = (
         None if solver == "auto" else _named(solver, AbstractSolver, _SOLVERS, "solver")
     )
@@ -223,6 +234,8 @@ def fit(
         None if max_seconds is None else positive_number(max_seconds, "max_seconds", "fit"),
         None if max_gradients is None else positive_integer(max_gradients, "max_gradients", "fit"),
     )
+    if kernel is None and chosen_solver is None:
+        return _automatic(target, n_particles, init, seed, accuracy, budget, progress)
     start_key, kernel_key = jax.random.split(jax.random.key(seed))
     particles = _start(target, n_particles, init, start_key)
     reruns = ""
@@ -231,7 +244,7 @@ def fit(
         attempt += 1
         n = particles.shape[0]
         problem = Problem(target, chosen_kernel.bind(kernel_key, particles), jnp.full(n, 1.0 / n))
-        used = _automatic(problem, n) if chosen_solver is None else chosen_solver
+        used = _solver_for(problem, n) if chosen_solver is None else chosen_solver
         with progress_bar(progress, f"{type(used).__name__}, {n} particles", budget.max_steps) as report:
             solution = used.solve(problem, particles, budget, report)
         rank, m = _rank(solution)
@@ -260,7 +273,43 @@ def fit(
     )
 
 
-def _automatic(problem: Problem, n: int) -> AbstractSolver:
+def _automatic(
+    target: AbstractTarget, n_particles: int | None, init: Any, seed: int, tol: float, budget: Budget, progress: bool
+) -> Fit:
+    """The automatic fit: `adapt`, as a `Fit`."""
+    started = time.monotonic()
+    n = None if n_particles is None else positive_integer(n_particles, "n_particles", "fit")
+    particles = np.asarray(_start(target, 32 if init is None else n, init, jax.random.key(seed), some=True))
+    centre = scale = None
+    if init is not None:
+        centre = particles.mean(axis=0)
+        scale = np.maximum(particles.std(axis=0), 1e-3) if len(particles) > 1 else None
+    with progress_bar(progress, "automatic fit", None) as report:
+        found = adapt(target, tol, seed, budget, report, centre, scale, n)
+    features = found.features
+    kernel = Whitened(Products(features.exponents, features.variables), found.frame)
+    return Fit(
+        target=target,
+        kernel=plain(kernel),
+        particles=found.particles,
+        weights=np.full(len(found.particles), 1.0 / len(found.particles)),
+        converged=found.converged,
+        reason=found.reason,
+        residual=found.residual,
+        n_steps=found.n_steps,
+        n_gradients=found.n_gradients + len(particles),
+        n_hvps=found.n_hvps,
+        n_nonfinite=0,
+        seconds=time.monotonic() - started,
+        history={"residual": np.array([level.residual for level in found.levels])},
+        frame=plain(found.frame),
+        seed=seed,
+        error=found.error,
+        levels=found.levels,
+    )
+
+
+def _solver_for(problem: Problem, n: int) -> AbstractSolver:
     """The solver that "auto" stands for."""
     m = problem.kernel.n_features(problem.target.dim)
     if m is None or m > n:
@@ -287,8 +336,10 @@ def _named(value: Any, kind: type, known: dict[str, Callable], what: str) -> Any
     return value
 
 
-def _start(target: AbstractTarget, n_particles: int | None, init: Any, key: PRNGKeyArray) -> Float[Array, "n d"]:
-    """The checked start: shapes, finite values, and finite log densities and scores."""
+def _start(
+    target: AbstractTarget, n_particles: int | None, init: Any, key: PRNGKeyArray, some: bool = False
+) -> Float[Array, "n d"]:
+    """The checked start: shapes, finite values, and finite log densities and scores, at all particles or at some."""
     n = 100 if n_particles is None else positive_integer(n_particles, "n_particles", "fit")
     if init is None:
         particles = plain(jax.random.normal(key, (n, target.dim), jnp.float64))
@@ -296,10 +347,11 @@ def _start(target: AbstractTarget, n_particles: int | None, init: Any, key: PRNG
         particles = as_particles(init(key, n) if callable(init) else init, "fit (init)", target.dim)
         if n_particles is not None and particles.shape[0] != n:
             raise ValueError(f"fit: n_particles={n}, but init holds {particles.shape[0]} particles; give one of them.")
-    densities, scores = plain(_evaluate_start(target, particles))
+    densities, scores = Evaluations(target)(np.asarray(particles))
+    densities = np.zeros(len(particles)) if target.log_density is None else densities
     for values, name in ((densities, "log density"), (scores, "gradient of the log density")):
         bad = ~np.isfinite(values.reshape(len(particles), -1)).all(axis=1)
-        if bad.any():
+        if bad.all() if some else bad.any():
             i = int(np.argmax(bad))
             raise ValueError(
                 f"fit: the {name} is not finite at {int(bad.sum())} of {len(particles)} starting particles; "
@@ -308,11 +360,3 @@ def _start(target: AbstractTarget, n_particles: int | None, init: Any, key: PRNG
                 "the density is positive."
             )
     return jnp.asarray(particles)
-
-
-@eqx.filter_jit
-def _evaluate_start(target: AbstractTarget, particles: Any) -> tuple[Array, Array]:
-    scores = scores_at(target, particles)
-    if target.log_density is None:
-        return jnp.zeros(particles.shape[0]), scores
-    return jax.vmap(target.log_density)(particles), scores

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-from steinmatch.solvers import Iterate
 
 
 @contextmanager
@@ -25,7 +24,8 @@ def progress_bar(show: bool, title: str, total: int | None) -> Iterator:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=total, residual=float("nan"))
 
-        def move(iterate: Iterate) -> None:
-            bar.update(task, completed=iterate.n_steps, residual=iterate.residual)
+        def move(iterate: Any) -> None:
+            steps = getattr(iterate, "n_steps", None)  # an Iterate of a solver, or a Level of the automatic fit
+            bar.update(task, completed=steps, advance=None if steps else 1, residual=iterate.residual)
 
         yield move

@@ -6,6 +6,7 @@ import io
 import numpy as np
 from jaxtyping import Float
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 LEVELS = (0.05, 0.5, 0.95)
@@ -19,18 +20,24 @@ class Summary:
     names: tuple[str, ...]
     values: Float[np.ndarray, "k 5"]  # columns mean, sd, 5%, 50%, 95%
     verdict: str
+    error: Float[np.ndarray, " k"] | None = None  # of the means, in their own units
 
     def __getitem__(self, name: str) -> dict[str, float]:
         """The row of one parameter."""
-        return dict(zip(COLUMNS, map(float, self.values[self.names.index(name)]), strict=True))
+        i = self.names.index(name)
+        row: dict[str, float] = dict(zip(COLUMNS, map(float, self.values[i]), strict=True))
+        return row if self.error is None else {**row, "error": float(self.error[i])}
 
     def __rich__(self) -> Table:
-        table = Table(caption=self.verdict, caption_justify="left")
+        table = Table(caption=escape(self.verdict), caption_justify="left")
         table.add_column("")
         for column in COLUMNS:
             table.add_column(column, justify="right")
-        for name, row in zip(self.names, self.values, strict=True):
-            table.add_row(name, *(f"{value:.4g}" for value in row))
+        if self.error is not None:
+            table.add_column("error of mean", justify="right")
+        for i, (name, row) in enumerate(zip(self.names, self.values, strict=True)):
+            error = [] if self.error is None else [f"{self.error[i]:.1g}"]
+            table.add_row(escape(name), *(f"{value:.4g}" for value in row), *error)
         return table
 
     def __str__(self) -> str:
@@ -40,13 +47,18 @@ class Summary:
 
 
 def summarise(
-    names: tuple[str, ...], values: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " n"], verdict: str
+    names: tuple[str, ...],
+    values: Float[np.ndarray, "n k"],
+    weights: Float[np.ndarray, " n"],
+    verdict: str,
+    error: Float[np.ndarray, " k"] | None = None,
 ) -> Summary:
-    """Weighted means, sds (ddof 0) and quantiles of the columns of `values`."""
+    """Weighted means, sds (ddof 0) and quantiles of the columns of `values`; `error` in units of the sds."""
     mean = weights @ values
     sd = np.sqrt(weights @ (values - mean) ** 2)
     quantiles = np.stack([weighted_quantiles(column, weights, LEVELS) for column in values.T])
-    return Summary(names, np.column_stack([mean, sd, quantiles]), verdict)
+    absolute = None if error is None else error * sd
+    return Summary(names, np.column_stack([mean, sd, quantiles]), verdict, absolute)
 
 
 def weighted_quantiles(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -24,6 +25,7 @@ from steinmatch.experiments.methods import (
 from steinmatch.experiments.page import write_page
 from steinmatch.experiments.store import Cell, Results, Row, Store, to_json, write_atomically
 
+_CELLS_BEFORE_CLEARING = 40  # compiled code of hundreds of cells exhausts the memory maps of a process
 _SOLVERS = {"both": ("descent", "newton"), "descent": ("descent",), "newton": ("newton",)}
 
 
@@ -88,7 +90,7 @@ def run_experiments(
         TimeRemainingColumn(),
     )
     with Progress(*parts, console=console, disable=not show) as bar:
-        task = bar.add_task("", total=len(work))
+        task, computed = bar.add_task("", total=len(work)), 0
         for name, cell in work:
             bar.update(task, description=name)
             store = Store(out / "cells" / name)
@@ -96,6 +98,9 @@ def run_experiments(
             if done is None:
                 done = cell.compute()
                 store.write(cell, done)
+                computed += 1
+                if computed % _CELLS_BEFORE_CLEARING == 0:
+                    jax.clear_caches()
             rows[name] += done
             bar.advance(task)
     claims: list[Claim] = []

@@ -28,29 +28,32 @@ from steinmatch._checks import positive_integer, positive_number
 from steinmatch.kernels import AffineMap
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem, whitening
 from steinmatch.svgd import scaled_residual_at
-from steinmatch.targets import AbstractTarget, scores_at
+from steinmatch.targets import AbstractTarget, Evaluations, scores_at
 
 _CLIP = 16.0  # a step changes a scale by at most the root of this, and by more only where the bound goes on rising
 _HALVINGS = 12
-_START_SCALES = (1.0, 0.1, 10.0, 0.01)
+START_SCALES = (1.0, 0.1, 10.0, 0.01)
 _NO_GAINS: tuple[float, ...] = ()
+_NOWHERE = "the log density or its gradient is not finite around any of the starts: give init="
 _START_STEPS = 4  # diagonal steps of each start before the best one is chosen
 
 
-class _Bound(NamedTuple):
+class Bound(NamedTuple):
     """The bound and its derivatives at (mu, L), in whitened coordinates."""
 
-    value: Array  # B; nan where there is no log density
-    gradient: Array  # L^T E[s]
-    curvature: Array  # M = -sym(E[z s^T] L)
+    value: float  # B; nan where there is no log density
+    gradient: np.ndarray  # L^T E[s]
+    curvature: np.ndarray  # M = -sym(E[z s^T] L)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Memory:
-    z: Array  # (k, d), mean 0 and covariance I: the bound's points
-    own: Array  # (n, d), the particles in the same coordinates; z itself where n > d
+class AffineState:
+    """Where an affine phase stands."""
+
+    z: np.ndarray  # (k, d), mean 0 and covariance I: the bound's points
+    own: np.ndarray  # (n, d), the particles in the same coordinates; z itself where n > d
     frame: AffineMap
-    bound: _Bound
+    bound: Bound
     diagonal: bool
     length: float
     gains: tuple[float, ...]
@@ -78,53 +81,32 @@ class Affine(AbstractStepSolver):
     def init(self, problem: Problem, particles: Float[Array, "n d"]) -> Iterate:
         n, d = particles.shape
         start, own = whitening(particles, problem.weights)
-        z = own if n > d else _antithetic_points(2 * d + 2, d)
+        own = np.asarray(own)
+        z = own if n > d else np.asarray(_antithetic_points(2 * d + 2, d))
+        evaluate = Evaluations(problem.target)
         sd = np.sqrt(np.sum(np.asarray(start.root) ** 2, axis=1))
-        n_gradients = 0
-        candidates = []
-        for scale in _START_SCALES:
-            frame = AffineMap(start.shift, jnp.asarray(np.diag(scale * sd)))
-            memory = _Memory(z, own, frame, _bound(problem.target, frame, z), True, 1.0, _NO_GAINS)
-            n_gradients += z.shape[0]
-            for _ in range(_START_STEPS):
-                if not _usable(memory.bound):
-                    break
-                memory, spent = _step(problem.target, memory)
-                n_gradients += spent
-            candidates.append(memory)
-        usable = [memory for memory in candidates if _usable(memory.bound)]
-        best = max(usable, key=_merit) if usable else candidates[0]
-        reason = "" if usable else "the log density or its gradient is not finite around any of the starts: give init="
-        return self._iterate(problem, best, Iterate(particles, problem.kernel, np.inf), n_gradients, reason)
+        best = first_bound(evaluate, z, own, np.asarray(start.shift), sd)
+        reason = "" if _usable(best.bound) else _NOWHERE
+        past = Iterate(particles, problem.kernel, np.inf)
+        return self._iterate(problem, best, past, evaluate.n_gradients, reason)
 
     def step(self, problem: Problem, iterate: Iterate, budget: Budget) -> Iterate:
-        memory: _Memory = iterate.memory
-        following, spent = _step(problem.target, memory)
-        error = _error(following.bound, following.diagonal)
-        reason, converged = "", False
-        stalled = following.length == 0.0 or (len(following.gains) >= 8 and max(following.gains[-8:]) < 1e-10)
-        if memory.diagonal:
-            # A diagonal L only prepares the full one: it ends when the bound rises slowly.
-            if error <= self.tol or stalled or len(following.gains) >= 40 or min(following.gains) < 0.02:
-                full = memory.frame.shift.shape[0] > 1
-                following = dataclasses.replace(following, diagonal=not full, length=1.0, gains=_NO_GAINS)
-                converged = not full and error <= self.tol
-                reason = "" if full else self._closing(error)
-        elif error <= self.tol or stalled:
-            converged, reason = error <= self.tol, self._closing(error)
-        if not reason and iterate.n_steps + 1 >= self.n_steps:
+        evaluate = Evaluations(problem.target)
+        following, error, done = raise_bound(evaluate, iterate.memory, self.tol)
+        reason = ""
+        if done and error <= self.tol:
+            reason = f"the affine equations hold to {self.tol:.0e}"
+        elif done:
+            reason = f"the evidence bound rises no more; the affine equations are off by {error:.1e}"
+        elif iterate.n_steps + 1 >= self.n_steps:
             reason = f"the affine equations were still off by {error:.1e} after n_steps={self.n_steps} steps"
-        return self._iterate(problem, following, iterate, spent, reason, converged, steps=1)
-
-    def _closing(self, error: float) -> str:
-        if error <= self.tol:
-            return f"the affine equations hold to {self.tol:.0e}"
-        return f"the evidence bound rises no more; the affine equations are off by {error:.1e}"
+        converged = done and error <= self.tol
+        return self._iterate(problem, following, iterate, evaluate.n_gradients, reason, converged, steps=1)
 
     def _iterate(
         self,
         problem: Problem,
-        memory: _Memory,
+        memory: AffineState,
         past: Iterate,
         gradients: int,
         reason: str,
@@ -132,7 +114,8 @@ class Affine(AbstractStepSolver):
         steps: int = 0,
     ) -> Iterate:
         kernel = problem.kernel.reframe(memory.frame)
-        particles, held, residual = _report(problem.target, kernel, memory.own, problem.weights, memory.frame)
+        own = jnp.asarray(memory.own)
+        particles, held, residual = _report(problem.target, kernel, own, problem.weights, memory.frame)
         return Iterate(
             particles=particles,
             kernel=held,
@@ -142,7 +125,7 @@ class Affine(AbstractStepSolver):
             converged=converged,
             reason=reason,
             frame=memory.frame,
-            history={"residual": np.array([float(residual)]), "bound": np.array([float(memory.bound.value)])},
+            history={"residual": np.array([float(residual)]), "bound": np.array([memory.bound.value])},
             memory=memory,
         )
 
@@ -164,92 +147,116 @@ def _antithetic_points(n: int, d: int) -> Float[Array, "n d"]:
     return AffineMap(jnp.zeros(d), jnp.linalg.cholesky(points.T @ points / n)).whiten(points)
 
 
-@eqx.filter_jit
-def _bound(target: AbstractTarget, frame: AffineMap, z: Array) -> _Bound:
-    particles = frame.colour(z)
-    if target.log_density is None:
-        value = jnp.nan * jnp.zeros(())
-        scores = scores_at(target, particles)
-    else:
-        value = jnp.mean(jax.vmap(target.log_density)(particles))
-        scores = scores_at(target, particles)
-    value = value + jnp.sum(jnp.log(jnp.abs(jnp.diagonal(frame.root))))
-    product = z.T @ scores @ frame.root / z.shape[0]
-    return _Bound(value, frame.root.T @ jnp.mean(scores, axis=0), -0.5 * (product + product.T))
+def first_bound(
+    evaluate: Evaluations,
+    z: np.ndarray,
+    own: np.ndarray,
+    shift: np.ndarray,
+    sd: np.ndarray,
+    scales: tuple[float, ...] = START_SCALES,
+) -> AffineState:
+    """The best of several diagonal starts around `shift`, each after a few steps."""
+    candidates = []
+    for scale in scales:
+        frame = AffineMap(jnp.asarray(shift), jnp.asarray(np.diag(scale * sd)))
+        state = AffineState(z, own, frame, _bound(evaluate, frame, z), True, 1.0, _NO_GAINS)
+        for _ in range(_START_STEPS):
+            if not _usable(state.bound):
+                break
+            state = _step(evaluate, state)
+        candidates.append(state)
+    usable = [state for state in candidates if _usable(state.bound)]
+    return max(usable, key=_merit) if usable else candidates[0]
 
 
-def _usable(bound: _Bound) -> bool:
+def raise_bound(evaluate: Evaluations, state: AffineState, tol: float) -> tuple[AffineState, float, bool]:
+    """One step; by how much the affine equations then fail; and whether there is no more to gain."""
+    following = _step(evaluate, state)
+    error = _error(following.bound, following.diagonal)
+    stalled = following.length == 0.0 or (len(following.gains) >= 8 and max(following.gains[-8:]) < 1e-10)
+    if not state.diagonal:
+        return following, error, error <= tol or stalled
+    # A diagonal L only prepares the full one: it ends when the bound rises slowly.
+    ends = error <= tol or stalled or len(following.gains) >= 40 or min(following.gains) < 0.02
+    if ends and state.z.shape[1] > 1:
+        return dataclasses.replace(following, diagonal=False, length=1.0, gains=_NO_GAINS), error, False
+    return following, error, ends
+
+
+def _bound(evaluate: Evaluations, frame: AffineMap, z: np.ndarray) -> Bound:
+    root = np.asarray(frame.root)
+    values, scores = evaluate(z @ root.T + np.asarray(frame.shift))
+    with np.errstate(all="ignore"):
+        value = float(np.mean(values) + np.sum(np.log(np.abs(np.diagonal(root)))))
+        product = z.T @ scores @ root / len(z)
+        return Bound(value, root.T @ np.mean(scores, axis=0), -0.5 * (product + product.T))
+
+
+def _usable(bound: Bound) -> bool:
     return bool(np.isfinite(bound.gradient).all() and np.isfinite(bound.curvature).all()) and not np.isposinf(
-        float(bound.value)
+        bound.value
     )
 
 
-def _merit(memory: _Memory) -> float:
+def _merit(state: AffineState) -> float:
     """The bound; without a log density, how nearly the equations hold."""
-    value = float(memory.bound.value)
-    return -_error(memory.bound, memory.diagonal) if np.isnan(value) else value
+    return -_error(state.bound, state.diagonal) if np.isnan(state.bound.value) else state.bound.value
 
 
-def _error(bound: _Bound, diagonal: bool) -> float:
+def _error(bound: Bound, diagonal: bool) -> float:
     """By how much the affine equations fail."""
-    curvature = np.asarray(bound.curvature)
-    off = np.diagonal(curvature) - 1.0 if diagonal else curvature - np.eye(len(curvature))
+    off = np.diagonal(bound.curvature) - 1.0 if diagonal else bound.curvature - np.eye(len(bound.curvature))
     return float(max(np.abs(bound.gradient).max(), np.abs(off).max()))
 
 
-@eqx.filter_jit
-def _moved(frame: AffineMap, bound: _Bound, length: Any, diagonal: Any) -> tuple[AffineMap, Array, Array, Array]:
+def _moved(
+    frame: AffineMap, bound: Bound, length: float, diagonal: bool
+) -> tuple[AffineMap, np.ndarray, np.ndarray, np.ndarray]:
     """The frame after a step of this length, the rotation Q of z that keeps L triangular (x = L Q^T z), and the step
     itself (shift, log of the stretch) in the new coordinates.
     """
-    curvature = jnp.where(diagonal, jnp.diag(jnp.diagonal(bound.curvature)), bound.curvature)
-    values, vectors = jnp.linalg.eigh(curvature)
-    values = jnp.clip(jnp.abs(values), 1.0 / _CLIP, _CLIP)
+    root = np.asarray(frame.root)
+    values, vectors = np.linalg.eigh(np.diag(np.diagonal(bound.curvature)) if diagonal else bound.curvature)
+    values = np.clip(np.abs(values), 1.0 / _CLIP, _CLIP)
     shift = vectors @ ((vectors.T @ bound.gradient) / values)
     # A step far outside of the particles' own spread is only trusted for its direction.
-    shift = shift * jnp.minimum(1.0, 3.0 * np.sqrt(shift.shape[0]) / jnp.linalg.norm(shift))
-    log_scale = vectors @ (-0.5 * jnp.log(values)[:, None] * vectors.T)
+    shift = shift * min(1.0, 3.0 * np.sqrt(len(shift)) / max(float(np.linalg.norm(shift)), 1e-300))
+    log_scale = vectors @ (-0.5 * np.log(values)[:, None] * vectors.T)
     stretch = vectors @ (values[:, None] ** (-0.5 * length) * vectors.T)
-    rotation, upper = jnp.linalg.qr((frame.root @ stretch).T)
-    signs = jnp.where(jnp.diagonal(upper) < 0.0, -1.0, 1.0)
-    rotation, root = rotation * signs[None, :], (upper * signs[:, None]).T
-    moved = AffineMap(frame.shift + length * (frame.root @ shift), root)
+    rotation, upper = np.linalg.qr((root @ stretch).T)
+    signs = np.where(np.diagonal(upper) < 0.0, -1.0, 1.0)
+    rotation, lower = rotation * signs[None, :], (upper * signs[:, None]).T
+    moved = AffineMap(frame.shift + length * (root @ shift), jnp.asarray(lower))
     return moved, rotation, rotation.T @ shift, rotation.T @ log_scale @ rotation
 
 
-@jax.jit
-def _rotated(z: Array, rotation: Array) -> Array:
-    return z @ rotation
-
-
-def _step(target: AbstractTarget, memory: _Memory) -> tuple[_Memory, int]:
-    """One step, halved until the bound rises; the gradients spent. Length 0 where no step rises."""
-    length, k = min(1.0, 2.0 * memory.length), memory.z.shape[0]
-    for tries in range(1, _HALVINGS + 1):
-        frame, rotation, shift, log_scale = _moved(
-            memory.frame, memory.bound, np.asarray(length), np.asarray(memory.diagonal)
-        )
-        z = _rotated(memory.z, rotation)
-        bound = _bound(target, frame, z)
-        gain = _gain(memory.bound, bound, rotation, shift, log_scale, length)
+def _step(evaluate: Evaluations, state: AffineState) -> AffineState:
+    """One step, halved until the bound rises. Length 0 where no step rises."""
+    length = min(1.0, 2.0 * state.length)
+    for _ in range(_HALVINGS):
+        frame, rotation, shift, log_scale = _moved(state.frame, state.bound, length, state.diagonal)
+        z = state.z @ rotation
+        bound = _bound(evaluate, frame, z)
+        gain = _gain(state.bound, bound, rotation, shift, log_scale, length)
         # Near the solution the rise of B drowns in its rounding; the equations themselves then decide.
-        rounding = 1e-12 * (1.0 + abs(float(np.nan_to_num(memory.bound.value))))
-        closer = abs(gain) <= rounding and _error(bound, memory.diagonal) < _error(memory.bound, memory.diagonal)
+        rounding = 1e-12 * (1.0 + abs(float(np.nan_to_num(state.bound.value))))
+        closer = abs(gain) <= rounding and _error(bound, state.diagonal) < _error(state.bound, state.diagonal)
         if _usable(bound) and (gain > rounding or closer):
-            own = z if memory.own is memory.z else _rotated(memory.own, rotation)
-            return _Memory(z, own, frame, bound, memory.diagonal, length, (*memory.gains, gain)), tries * k
+            own = z if state.own is state.z else state.own @ rotation
+            return AffineState(z, own, frame, bound, state.diagonal, length, (*state.gains, gain))
         length *= 0.5
-    return dataclasses.replace(memory, length=0.0, gains=(*memory.gains, 0.0)), _HALVINGS * k
+    return dataclasses.replace(state, length=0.0, gains=(*state.gains, 0.0))
 
 
-def _gain(before: _Bound, after: _Bound, rotation: Array, shift: Array, log_scale: Array, length: float) -> float:
+def _gain(
+    before: Bound, after: Bound, rotation: np.ndarray, shift: np.ndarray, log_scale: np.ndarray, length: float
+) -> float:
     """How much the bound rose; without a log density by the trapezoidal rule on its derivative along the step."""
-    if not np.isnan(float(before.value)):
-        return float(after.value) - float(before.value)
+    if not np.isnan(before.value):
+        return after.value - before.value
 
-    def slope(bound: _Bound, shift: Array, log_scale: Array) -> float:
-        d = log_scale.shape[0]
-        return float(bound.gradient @ shift + jnp.sum((jnp.eye(d) - bound.curvature) * log_scale))
+    def slope(bound: Bound, shift: np.ndarray, log_scale: np.ndarray) -> float:
+        return float(bound.gradient @ shift + np.sum((np.eye(len(shift)) - bound.curvature) * log_scale))
 
     old = slope(before, rotation @ shift, rotation @ log_scale @ rotation.T)
     return 0.5 * length * (old + slope(after, shift, log_scale))

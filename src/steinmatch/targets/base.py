@@ -27,7 +27,7 @@ class AbstractTarget(eqx.Module):
     score: eqx.AbstractVar[Callable]
 
 
-class _Gradient(eqx.Module):
+class Gradient(eqx.Module):
     """grad f, equal for equal f, so that two targets of one function share their compiled code."""
 
     function: Callable
@@ -95,7 +95,7 @@ class Target(AbstractTarget):
                     "Target: a target without a gradient: JAX cannot trace log_density (it calls NumPy or reads "
                     "values), so it cannot differentiate it. Write it with jax.numpy, or also give score=."
                 )
-            score = _Gradient(log_density)  # type: ignore[arg-type]
+            score = Gradient(log_density)  # type: ignore[arg-type]
             _shape_of(score, "the gradient of log_density", (self.dim,), self.dim)
         self.log_density = traced_density
         self.score = _traceable(score, "score", (self.dim,), self.dim)
@@ -170,6 +170,11 @@ def scores_at(target: AbstractTarget, particles: Float[Array, "n d"]) -> Float[A
     return jax.vmap(target.score)(particles)
 
 
+@eqx.filter_jit
+def _constrained(constrain: Callable, particles: Float[Array, "n d"]) -> Any:
+    return jax.vmap(constrain)(particles)
+
+
 @float64
 def constrained_values(
     target: AbstractTarget, particles: Float[np.ndarray, "n d"]
@@ -178,7 +183,7 @@ def constrained_values(
     n, d = particles.shape
     if target.constrain is None:
         return target.names or _indexed("x", (d,)), np.asarray(particles)
-    tree = jax.vmap(target.constrain)(jnp.asarray(particles))
+    tree = _constrained(target.constrain, jnp.asarray(particles))
     columns, names = [], []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         base = ".".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in path) or "x"

@@ -1,0 +1,206 @@
+"""The automatic fit on real posteriors, beside NumPyro's NUTS and BlackJAX's SVGD, compile included on all sides.
+
+python -m benchmarks.posteriors [--peers] [--out FILE] [name ...]      all posteriors by default
+
+Reads the folder of reference posteriors ../shared/posteriors (or $STEINMATCH_POSTERIORS), which is not part of the
+repository, and says so where it is missing. One process a posterior. Errors are the largest over the constrained
+parameters: of means in reference sds, of sds relative; the references themselves carry noise of about 0.02. A
+Hessian-vector product counts as two gradients.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+FOLDER = Path(os.environ.get("STEINMATCH_POSTERIORS", Path(__file__).parents[2] / "shared" / "posteriors"))
+NOISE = 0.02
+
+
+def library():
+    sys.path.insert(0, str(FOLDER))
+    import evaluate  # type: ignore[import-not-found]
+
+    return evaluate
+
+
+def by_steinmatch(name: str) -> dict:
+    import steinmatch as sm
+
+    posteriors = library()
+    model = posteriors.load(name)
+    reference = json.loads((FOLDER / "reference.json").read_text())[name]
+    started = time.monotonic()
+    target = sm.Target(model.log_density, dim=model.dim, constrain=model.constrain)
+    fit = sm.fit(target, progress=False)
+    seconds = time.monotonic() - started
+    _, values = sm.targets.constrained_values(target, fit.particles)
+    sd = np.array(reference["sd"])
+    true = np.concatenate(
+        [np.abs(values.mean(axis=0) - np.array(reference["mean"])) / sd, np.abs(values.std(axis=0) / sd - 1.0)]
+    )
+    assert fit.error is not None
+    stated = np.concatenate([fit.error.mean, fit.error.sd])
+    return {
+        **errors(posteriors, name, fit.particles),
+        "dim": model.dim,
+        "converged": fit.converged,
+        "stated": float(stated.max()),
+        "covered": (true <= 2.0 * stated + NOISE).tolist(),
+        "ratio": (stated / np.maximum(true, 1e-12)).tolist(),
+        "gradients": fit.n_gradients + 2 * fit.n_hvps,
+        "seconds": seconds,
+        "reason": fit.reason,
+    }
+
+
+def by_nuts(name: str) -> dict:
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    from numpyro.infer import MCMC, NUTS
+
+    posteriors = library()
+    model = posteriors.load(name)
+    started = time.monotonic()
+    kernel = NUTS(potential_fn=lambda z: -model.log_density(z))
+    mcmc = MCMC(kernel, num_warmup=1000, num_samples=1000, progress_bar=False)
+    init = jax.random.uniform(jax.random.key(1), (model.dim,), minval=-2.0, maxval=2.0)
+    mcmc.warmup(jax.random.key(0), init_params=init, extra_fields=("num_steps",), collect_warmup=True)
+    warm = int(np.sum(mcmc.get_extra_fields()["num_steps"]))
+    assert mcmc.post_warmup_state is not None
+    mcmc.run(mcmc.post_warmup_state.rng_key, extra_fields=("num_steps",))
+    draws = np.asarray(mcmc.get_samples())
+    gradients = warm + int(np.sum(mcmc.get_extra_fields()["num_steps"]))
+    return {
+        **errors(posteriors, name, draws),
+        "gradients": gradients,
+        "seconds": time.monotonic() - started,
+    }
+
+
+def by_svgd(name: str) -> dict:
+    import blackjax
+    import jax
+    import optax
+
+    jax.config.update("jax_enable_x64", True)
+    posteriors = library()
+    model = posteriors.load(name)
+    started = time.monotonic()
+    algorithm = blackjax.svgd(jax.grad(model.log_density), optax.adam(0.05))
+    state = algorithm.init(jax.random.normal(jax.random.key(0), (100, model.dim)))
+    step = jax.jit(algorithm.step)
+    for _ in range(2000):
+        state = step(state)
+    particles = np.asarray(state.particles)
+    return {**errors(posteriors, name, particles), "gradients": 200_000, "seconds": time.monotonic() - started}
+
+
+def errors(posteriors, name: str, draws: np.ndarray) -> dict:
+    found = posteriors.evaluate(name, draws)
+    return {"mean": found["max_mean_err_sd"], "sd": found["max_sd_rel_err"]}
+
+
+METHODS = {"steinmatch": by_steinmatch, "nuts": by_nuts, "svgd": by_svgd}
+
+
+def in_process(method: str, name: str) -> dict:
+    command = [sys.executable, "-m", "benchmarks.posteriors", "--one", method, name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"mean": np.inf, "sd": np.inf, "gradients": 0, "seconds": np.nan, "failed": done.stderr[-500:]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--one", choices=list(METHODS))
+    parser.add_argument("--peers", action="store_true", help="run NUTS and SVGD as well")
+    parser.add_argument("--out", type=Path, help="a JSON file that results are added to, and that peers are read from")
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    if not (FOLDER / "reference.json").exists():
+        print("benchmarks.posteriors: the folder of reference posteriors is missing; nothing to measure.")
+        return
+    if options.one:
+        print(json.dumps(METHODS[options.one](options.names[0])))
+        return
+    results = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    for name in options.names or library().list_posteriors():
+        for method in METHODS if options.peers else ["steinmatch"]:
+            if method == "steinmatch" or f"{method}/{name}" not in results:
+                results[f"{method}/{name}"] = in_process(method, name)
+                print(
+                    method, name, {k: v for k, v in results[f"{method}/{name}"].items() if np.isscalar(v)}, flush=True
+                )
+                if options.out:
+                    options.out.write_text(json.dumps(results))
+    report(results)
+
+
+def report(results: dict) -> None:
+    names = [key.split("/", 1)[1] for key in results if key.startswith("steinmatch/")]
+    table = Table(title="largest errors, mean (sds) / sd (relative); gradients; seconds, compile included")
+    for column in (
+        "posterior",
+        "d",
+        "steinmatch",
+        "stated",
+        "conv.",
+        "gradients",
+        "s",
+        "NUTS",
+        "gradients",
+        "s",
+        "SVGD",
+    ):
+        table.add_column(column)
+    for name in names:
+        own, nuts, svgd = (results.get(f"{method}/{name}", {}) for method in METHODS)
+        peers = (
+            [f"{nuts['mean']:.3f} / {nuts['sd']:.3f}", f"{nuts['gradients']:,}", f"{nuts['seconds']:.1f}"]
+            if nuts
+            else [""] * 3
+        )
+        table.add_row(
+            name.split("-", 1)[1][:28],
+            str(own.get("dim")),
+            f"{own['mean']:.3f} / {own['sd']:.3f}",
+            f"{own.get('stated', np.inf):.3f}",
+            "yes" if own.get("converged") else "no",
+            f"{own['gradients']:,}",
+            f"{own['seconds']:.1f}",
+            *peers,
+            f"{svgd['mean']:.2f} / {svgd['sd']:.2f}" if svgd else "",
+        )
+    Console(width=170).print(table)
+    own = [results[f"steinmatch/{name}"] for name in names]
+    within = [r["mean"] <= 0.05 and r["sd"] <= 0.05 for r in own]
+    false = [r for r in own if r.get("converged") and max(r["mean"], r["sd"]) > 0.15]
+    covered = [c for r in own for c in r.get("covered", [])]
+    ratios = [c for r in own for c in r.get("ratio", []) if np.isfinite(c)]
+    print(f"both errors at most 0.05: {sum(within)} of {len(names)}")
+    print(f"converged: {sum(bool(r.get('converged')) for r in own)} of {len(names)}; falsely: {len(false)}")
+    print(
+        f"stated error covers (2x, noise {NOISE}): {np.mean(covered):.1%}; median stated / true {np.median(ratios):.2f}"
+    )
+    both = [(results[f"steinmatch/{n}"], results[f"nuts/{n}"]) for n in names if f"nuts/{n}" in results]
+    if both:
+        accurate = sum(a["mean"] < b["mean"] and a["sd"] < b["sd"] for a, b in both)
+        fewer = [b["gradients"] / max(a["gradients"], 1) for a, b in both]
+        sooner = sum(a["seconds"] <= b["seconds"] for a, b in both)
+        print(f"more accurate than NUTS (both errors): {accurate} of {len(both)}")
+        print(f"fewer gradients: {sum(f > 1 for f in fewer)} of {len(both)}, median ratio {np.median(fewer):.1f}")
+        print(f"no slower: {sooner} of {len(both)}")
+
+
+if __name__ == "__main__":
+    main()

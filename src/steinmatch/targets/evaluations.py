@@ -1,0 +1,62 @@
+"""Log densities, scores and Hessians of many points, in batches of one size: compiled once, whatever the number."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from steinmatch.targets.base import AbstractTarget, Gradient
+
+BATCH = 64
+_HESSIAN_ENTRIES = 64 * 400  # of one batch: the Hessians of large targets come in smaller batches
+DIFFERENCE = 6e-6  # of central differences, for scores that JAX cannot differentiate
+
+
+class Evaluations:
+    """A target seen from NumPy, with the count of what was asked of it."""
+
+    def __init__(self, target: AbstractTarget):
+        self.target = target
+        self.n_gradients = 0
+        self.n_hvps = 0
+
+    def __call__(self, x: Float[np.ndarray, "n d"]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n d"]]:
+        """log p (nan where the target has none) and the scores."""
+        self.n_gradients += len(x)
+        values, scores = _batched(_values_and_scores, self.target, x, BATCH)
+        return values, scores
+
+    def hessians(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d d"]:
+        """The derivatives of the scores: exact, or from central differences of a score without derivatives."""
+        n, d = x.shape
+        if self.target.differentiable:
+            self.n_hvps += n * d
+            return _batched(_hessians, self.target, x, int(np.clip(_HESSIAN_ENTRIES // (d * d), 1, BATCH)))[0]
+        steps = DIFFERENCE * np.eye(d)[None] * np.maximum(1.0, np.abs(x))[:, :, None]
+        ahead, behind = (self((x[:, None] + sign * steps).reshape(-1, d))[1].reshape(n, d, d) for sign in (1.0, -1.0))
+        return (ahead - behind) / (2.0 * np.diagonal(steps, axis1=1, axis2=2)[:, :, None])
+
+
+def _batched(function: Any, target: AbstractTarget, x: np.ndarray, size: int) -> list[np.ndarray]:
+    """The function's outputs over all points, the last batch filled up with copies of the first point."""
+    n = len(x)
+    padded = np.concatenate([x, np.repeat(x[:1], -n % size, axis=0)])
+    parts = [function(target, jnp.asarray(padded[i : i + size])) for i in range(0, len(padded), size)]
+    return [np.concatenate([np.asarray(part[k]) for part in parts])[:n] for k in range(len(parts[0]))]
+
+
+@eqx.filter_jit
+def _values_and_scores(target: AbstractTarget, x: Float[Array, "n d"]) -> tuple[Array, Array]:
+    if target.log_density is None:
+        return jnp.full(x.shape[0], jnp.nan), jax.vmap(target.score)(x)
+    if isinstance(target.score, Gradient):
+        return jax.vmap(jax.value_and_grad(target.log_density))(x)
+    return jax.vmap(target.log_density)(x), jax.vmap(target.score)(x)
+
+
+@eqx.filter_jit
+def _hessians(target: AbstractTarget, x: Float[Array, "n d"]) -> tuple[Array]:
+    return (jax.vmap(jax.jacfwd(target.score))(x),)
