@@ -1,5 +1,8 @@
 """Bayesian inference by Stein moment matching: choose which expectations must be exact, solve for them, prove it."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from steinmatch import targets
 from steinmatch.bandwidths import Fixed, Median
 from steinmatch.certificate import Certificate, certify, stein_ess
@@ -7,6 +10,7 @@ from steinmatch.discrepancy import ksd, ksd_random_features, ksd_squared, mmd
 from steinmatch.equation import SteinSolution, stein_equation
 from steinmatch.features import FeatureKernel, Linear, LinearRandom, Polynomial, RandomFourier
 from steinmatch.fitting import Fit, fit
+from steinmatch.io import load
 from steinmatch.kernels import IMQ, RBF, Matern, PairKernel, Whitened
 from steinmatch.matching import MatchingSet
 from steinmatch.query import Query
@@ -15,7 +19,26 @@ from steinmatch.stein import stein_operator, stein_residual
 from steinmatch.svgd import velocity
 from steinmatch.targets import Target, tempered
 
+if TYPE_CHECKING:
+    from steinmatch.frontends import from_numpyro, from_pymc, from_stan
+    from steinmatch.targets.parameters import cholesky_corr, interval, ordered, positive, real, simplex
+
 __version__ = "0.1.0"
+
+# Imported when they are first asked for: they bring NumPyro.
+_LATER = {
+    **dict.fromkeys(("from_numpyro", "from_pymc", "from_stan"), "steinmatch.frontends"),
+    **dict.fromkeys(
+        ("cholesky_corr", "interval", "ordered", "positive", "real", "simplex"), "steinmatch.targets.parameters"
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'steinmatch' has no attribute {name!r}")
+
 
 __all__ = [
     "IMQ",
@@ -42,11 +65,21 @@ __all__ = [
     "Target",
     "Whitened",
     "certify",
+    "cholesky_corr",
     "fit",
+    "from_numpyro",
+    "from_pymc",
+    "from_stan",
+    "interval",
     "ksd",
     "ksd_random_features",
     "ksd_squared",
+    "load",
     "mmd",
+    "ordered",
+    "positive",
+    "real",
+    "simplex",
     "stein_equation",
     "stein_ess",
     "stein_operator",

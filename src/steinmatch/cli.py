@@ -1,7 +1,8 @@
 """The command line: parse, call, print."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -18,6 +19,100 @@ app = typer.Typer(
 @app.callback()
 def main() -> None:
     """Bayesian inference by Stein moment matching: choose what must be exact, solve for it, prove it."""
+
+
+NOT_CONVERGED = 3
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True).print(escape(message))
+    raise typer.Exit(2)
+
+
+@app.command()
+def fit(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="FILE[:NAME]", help="Python with a target, a NumPyro or PyMC model; or a .stan file."),
+    ],
+    data: Annotated[Path | None, typer.Option(help="JSON file of data, for Stan and NumPyro models.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for fit.nc, summary.csv and particles.png.")] = Path("out/fit"),
+    tol: Annotated[float, typer.Option(help="Accuracy of means and sds, in posterior sds.")] = 0.02,
+    particles: Annotated[int | None, typer.Option(min=1, help="Number of particles; automatic by default.")] = None,
+    kernel: Annotated[
+        str | None, typer.Option(help="linear, linear+random, rbf, imq or matern; automatic by default.")
+    ] = None,
+    solver: Annotated[str, typer.Option(help="auto, descent, affine, levenberg-marquardt or annealed.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
+    max_seconds: Annotated[float | None, typer.Option(help="Time limit; the best so far is kept.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Posterior means, sds and quantiles of a model, with errors and a certificate.
+
+    steinmatch fit schools.py:model --out out/schools
+
+    steinmatch fit schools.stan --data schools.json --tol 0.01
+
+    Exit code 0: converged; 2: bad input; 3: not converged (results are written all the same).
+    """
+    from steinmatch.fitting import fit as fit_target
+    from steinmatch.modelfile import BadFile, read_target
+
+    try:
+        target = read_target(model, data)
+        result = fit_target(
+            target, particles, kernel=kernel, solver=solver, seed=seed, tol=tol, max_seconds=max_seconds
+        )
+    except (BadFile, ValueError, TypeError) as error:
+        _fail(str(error))
+    summary = result.summary()
+    result.save(out / "fit.nc")
+    summary.write_csv(out / "summary.csv")
+    result.plot(out / "particles.png")
+    if as_json:
+        record = {
+            "converged": result.converged,
+            "reason": result.reason,
+            "residual": result.residual,
+            "n_gradients": result.n_gradients,
+            "n_hvps": result.n_hvps,
+            "seconds": result.seconds,
+            "parameters": {name: summary[name] for name in summary.names},
+        }
+        print(json.dumps(record))
+    else:
+        console = Console()
+        console.print(summary)
+        console.print(result.certificate)
+        files = ", ".join(str(out / name) for name in ("fit.nc", "summary.csv", "particles.png"))
+        console.print(f"Written: {escape(files)}")
+    if not result.converged:
+        raise typer.Exit(NOT_CONVERGED)
+
+
+@app.command()
+def assess(
+    draws: Annotated[Path, typer.Argument(help="Draws of any sampler, unconstrained: .npy, .csv or .nc.")],
+    target: Annotated[str, typer.Option(metavar="FILE[:NAME]", help="The model, as for fit.")],
+    data: Annotated[Path | None, typer.Option(help="JSON file of data, for Stan and NumPyro models.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """What draws of any other sampler are worth: certificate, KSD, Stein ESS, corrected means beside the plain ones.
+
+    steinmatch assess draws.npy --target schools.py:model
+    """
+    from steinmatch.assessment import assess_draws
+    from steinmatch.modelfile import BadFile, read_draws, read_target
+
+    try:
+        model = read_target(target, data)
+        found = assess_draws(model, read_draws(draws, model))
+    except (BadFile, ValueError, TypeError) as error:
+        _fail(str(error))
+    if as_json:
+        print(json.dumps(found.as_dict()))
+    else:
+        Console().print(found)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
@@ -27,6 +28,16 @@ class Summary:
         i = self.names.index(name)
         row: dict[str, float] = dict(zip(COLUMNS, map(float, self.values[i]), strict=True))
         return row if self.error is None else {**row, "error": float(self.error[i])}
+
+    def write_csv(self, path: Path) -> None:
+        """One row a parameter."""
+        columns = (*COLUMNS, *(() if self.error is None else ("error",)))
+        lines = [",".join(("parameter", *columns))]
+        for name in self.names:
+            quoted = '"' + name.replace('"', '""') + '"'
+            lines.append(",".join((quoted, *(repr(value) for value in self[name].values()))))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
 
     def __rich__(self) -> Table:
         table = Table(caption=escape(self.verdict), caption_justify="left")

@@ -1,6 +1,6 @@
 """Targets: the user's own, and analytic ones with exact moments."""
 
-from steinmatch.targets.base import AbstractTarget, Target, constrained_values, scores_at
+from steinmatch.targets.base import AbstractTarget, ModelInfo, SavedTarget, Target, constrained_values, scores_at
 from steinmatch.targets.evaluations import Evaluations
 from steinmatch.targets.gaussian import AbstractAnalyticTarget, Gaussian, NormalMixture
 from steinmatch.targets.mixture import GaussianMixture
@@ -14,7 +14,9 @@ __all__ = [
     "GaussBernoulliRBM",
     "Gaussian",
     "GaussianMixture",
+    "ModelInfo",
     "NormalMixture",
+    "SavedTarget",
     "Target",
     "Tempered",
     "constrained_values",

@@ -1,6 +1,6 @@
 """A target: a density p on R^d known up to a constant, through log p or its score s(x) = grad log p(x)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -51,6 +51,34 @@ class _Callback(eqx.Module):
         return jax.pure_callback(call, result, x, vmap_method="sequential")
 
 
+class ModelInfo:
+    """What a front end knows beyond the density: coordinates for ArviZ, and how to predict."""
+
+    def __init__(
+        self,
+        dims: Mapping[str, Sequence[str]] | None = None,
+        coords: Mapping[str, Sequence] | None = None,
+        predict: Callable[[dict[str, np.ndarray], int], Any] | None = None,
+    ):
+        self.dims, self.coords, self.predict = dict(dims or {}), dict(coords or {}), predict
+
+
+class SavedTarget(AbstractTarget):
+    """The target of a fit that was loaded from a file without its model: tables and pictures, no new densities."""
+
+    dim: int = eqx.field(static=True)
+    names: tuple[str, ...] | None = eqx.field(static=True)
+    values: np.ndarray  # (n, k), the constrained values of the saved particles
+    shapes: dict = eqx.field(static=True)  # of the constrained variables
+    differentiable: bool = eqx.field(static=True, default=False)
+    constrain: Callable | None = None
+    log_density: Callable | None = None
+    info: ModelInfo | None = eqx.field(static=True, default=None)
+
+    def score(self, x: Vector) -> Vector:
+        raise ValueError("this fit was loaded without its target: give it, steinmatch.load(path, target=target).")
+
+
 class Target(AbstractTarget):
     """A target from the user's functions of one point x of shape (dim,).
 
@@ -62,6 +90,7 @@ class Target(AbstractTarget):
       differences of the score where they need its Jacobian.
     - `dim`: the dimension d.
     - `names`: names of the parameters: of the d coordinates or, with `constrain`, of its outputs.
+    - `info`: what a front end adds, such as coordinates for ArviZ.
     - `constrain`: x -> the quantities that the user reads, a vector or a dict of arrays; tables are made of these.
     """
 
@@ -71,6 +100,7 @@ class Target(AbstractTarget):
     dim: int = eqx.field(static=True)
     names: tuple[str, ...] | None = eqx.field(static=True)
     differentiable: bool = eqx.field(static=True)
+    info: ModelInfo | None = eqx.field(static=True)
 
     @float64
     def __init__(
@@ -81,7 +111,9 @@ class Target(AbstractTarget):
         dim: int,
         names: Sequence[str] | None = None,
         constrain: Callable[[Vector], Any] | None = None,
+        info: ModelInfo | None = None,
     ):
+        self.info = info
         self.dim = positive_integer(dim, "dim", "Target")
         for function, name in ((log_density, "log_density"), (score, "score"), (constrain, "constrain")):
             if function is not None and not callable(function):
@@ -110,6 +142,25 @@ class Target(AbstractTarget):
             )
         if self.names is not None and len(set(self.names)) != len(self.names):
             raise ValueError(f"Target: names must differ from each other, got {list(self.names)}.")
+
+    @staticmethod
+    @float64
+    def from_parameters(
+        parameters: Mapping[str, Any], log_density: Callable[[dict[str, Array]], Scalar], info: ModelInfo | None = None
+    ) -> "Target":
+        """A target over named parameters with constraints: `log_density` takes a dict of their constrained values.
+
+            Target.from_parameters({"mu": (), "tau": sm.positive, "theta": (8,)}, log_density)
+
+        A value is a shape (real numbers), or `real`, `positive`, `interval(a, b)` (called with a shape, if any),
+        `ordered(n)`, `simplex(n)`, `cholesky_corr(n)`. The log determinants of the maps to the unconstrained space are
+        added.
+        """
+        from steinmatch.targets.parameters import Unflatten, on_parameters
+
+        unflatten = Unflatten(parameters)
+        unconstrained, constrain = on_parameters(log_density, unflatten)
+        return Target(unconstrained, dim=unflatten.dim, constrain=constrain, info=info)
 
 
 def _point(dim: int) -> jax.ShapeDtypeStruct:
@@ -181,6 +232,8 @@ def constrained_values(
 ) -> tuple[tuple[str, ...], Float[np.ndarray, "n k"]]:
     """Names and values of what the user reads: `constrain` of every particle, or the coordinates themselves."""
     n, d = particles.shape
+    if isinstance(target, SavedTarget):
+        return target.names or (), target.values
     if target.constrain is None:
         return target.names or _indexed("x", (d,)), np.asarray(particles)
     tree = _constrained(target.constrain, jnp.asarray(particles))

@@ -1,0 +1,58 @@
+"""PyMC models, through their own log density translated to JAX."""
+
+from typing import Any
+
+import numpy as np
+
+from steinmatch._types import Vector, float64
+from steinmatch.targets import ModelInfo, Target
+
+
+@float64
+def from_pymc(model: Any) -> Target:
+    """The posterior of a PyMC model: its free variables, deterministics and coords."""
+    try:
+        import pymc
+        from pymc.sampling.jax import get_jaxified_graph, get_jaxified_logp
+    except ImportError as error:
+        raise ImportError("from_pymc needs PyMC: pip install 'steinmatch[pymc]'.") from error
+    if not isinstance(model, pymc.Model):
+        raise TypeError(f"from_pymc: model must be a pymc.Model, got {model!r:.80}.")
+    if model.discrete_value_vars:
+        names = ", ".join(str(variable) for variable in model.discrete_value_vars)
+        raise ValueError(f"from_pymc: the model has discrete variables ({names}): marginalise them out first.")
+    point = model.initial_point()
+    shapes = [np.shape(point[variable.name]) for variable in model.value_vars]
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    bounds = np.cumsum([0, *sizes])
+    logp = get_jaxified_logp(model)
+    shown = [variable for variable in model.unobserved_value_vars if variable not in model.value_vars]
+    shown += [
+        variable
+        for variable in model.value_vars
+        if variable in model.unobserved_value_vars and not any(str(other.name) == str(variable.name) for other in shown)
+    ]
+    names = {variable.name for variable in model.free_RVs} | {variable.name for variable in model.deterministics}
+    shown = [variable for variable in shown if variable.name in names]
+    outputs = get_jaxified_graph(inputs=model.value_vars, outputs=shown)
+
+    def split(x: Vector) -> list:
+        parts = zip(bounds[:-1], bounds[1:], shapes, strict=True)
+        return [x[a:b].reshape(shape) for a, b, shape in parts]
+
+    def log_density(x: Vector) -> Any:
+        return logp(split(x))
+
+    def constrain(x: Vector) -> dict:
+        return dict(zip([variable.name for variable in shown], outputs(*split(x)), strict=True))
+
+    def predict(values: dict[str, np.ndarray], seed: int) -> dict:
+        import arviz
+
+        posterior = arviz.from_dict(posterior={name: value[None] for name, value in values.items()})
+        drawn = pymc.sample_posterior_predictive(posterior, model=model, random_seed=seed, progressbar=False)
+        return {name: np.asarray(value)[0] for name, value in drawn["posterior_predictive"].items()}
+
+    dims = {name: [str(dim) for dim in found] for name, found in model.named_vars_to_dims.items()}
+    coords = {name: list(values) for name, values in model.coords.items() if values is not None}
+    return Target(log_density, dim=int(bounds[-1]), constrain=constrain, info=ModelInfo(dims, coords, predict))

@@ -1,0 +1,48 @@
+"""`load`: a saved fit back from its file."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from steinmatch import storage
+from steinmatch._types import float64, plain
+from steinmatch.adaptive import Error, Level
+from steinmatch.features import Products
+from steinmatch.fitting import Fit
+from steinmatch.kernels import AffineMap, Whitened
+from steinmatch.targets import AbstractTarget
+
+
+@float64
+def load(path: str | Path, target: AbstractTarget | None = None) -> Fit:
+    """A fit that was saved. With its `target` all methods work; without, those that need no new densities."""
+    arrays, attributes, stand_in = storage.read(path)
+    particles = arrays["x"]
+    if target is not None and target.dim != particles.shape[1]:
+        raise ValueError(
+            f"load: {path} holds particles of dimension {particles.shape[1]}, the target has {target.dim}."
+        )
+    frame = AffineMap(jnp.asarray(arrays["shift"]), jnp.asarray(arrays["root"])) if "shift" in arrays else None
+    kernel = None
+    if frame is not None and "exponents" in arrays:
+        kernel = Whitened(Products(arrays["exponents"], arrays["variables"]), frame)
+    return Fit(
+        target=stand_in if target is None else target,
+        kernel=plain(kernel),
+        particles=particles,
+        weights=arrays["weights"],
+        converged=bool(attributes["converged"]),
+        reason=str(attributes["reason"]),
+        residual=float(attributes["residual"]),
+        n_steps=int(attributes["n_steps"]),
+        n_gradients=int(attributes["n_gradients"]),
+        n_hvps=int(attributes["n_hvps"]),
+        n_nonfinite=int(attributes["n_nonfinite"]),
+        seconds=float(attributes["seconds"]),
+        history={name.removeprefix("history_"): np.asarray(arrays[name]) for name in arrays if "history_" in name},
+        frame=plain(frame),
+        seed=int(attributes["seed"]),
+        error=Error(arrays["error_mean"], arrays["error_sd"]) if "error_mean" in arrays else None,
+        levels=tuple(Level(**level) for level in attributes["levels"]),
+    )

@@ -1,0 +1,93 @@
+"""Targets over a dict of named, constrained parameters; the maps to the unconstrained space are NumPyro's bijectors."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import biject_to
+
+from steinmatch._types import Scalar, Vector
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A constraint and a shape. Calling it gives the same constraint with another shape: `positive(8)`."""
+
+    constraint: Any
+    shape: Shape = ()  # of the constrained value
+
+    def __call__(self, *shape: int) -> "Parameter":
+        return dataclasses.replace(self, shape=tuple(shape))
+
+
+real = Parameter(constraints.real)
+positive = Parameter(constraints.positive)
+
+
+def interval(low: float, high: float) -> Parameter:
+    """Between two numbers; `interval(0, 1)(8)` for eight of them."""
+    if not low < high:
+        raise ValueError(f"interval: low must be below high, got {low} and {high}.")
+    return Parameter(constraints.interval(low, high))
+
+
+def ordered(n: int) -> Parameter:
+    """An increasing vector."""
+    return Parameter(constraints.ordered_vector, (n,))
+
+
+def simplex(n: int) -> Parameter:
+    """n positive numbers that sum to one."""
+    return Parameter(constraints.simplex, (n,))
+
+
+def cholesky_corr(n: int) -> Parameter:
+    """The Cholesky factor of an n x n correlation matrix."""
+    return Parameter(constraints.corr_cholesky, (n, n))
+
+
+class Unflatten:
+    """x in R^d as the dict of constrained parameters, and the log determinant of that map."""
+
+    def __init__(self, parameters: Mapping[str, Parameter | Shape]):
+        if not parameters:
+            raise ValueError("Target.from_parameters: give at least one parameter, such as {'mu': ()}.")
+        self.parts: list[tuple[str, Any, Shape, int]] = []
+        for name, spec in parameters.items():
+            if isinstance(spec, tuple | int):
+                spec = real(*((spec,) if isinstance(spec, int) else spec))
+            if not isinstance(spec, Parameter):
+                raise TypeError(
+                    f"Target.from_parameters: {name!r} must be a shape such as () or (8,), or a constraint such as "
+                    f"steinmatch.positive; got {spec!r:.80}."
+                )
+            bijector = biject_to(spec.constraint)
+            free = bijector.inverse_shape(spec.shape)
+            self.parts.append((name, bijector, free, math.prod(free)))
+        self.dim = sum(size for *_, size in self.parts)
+
+    def __call__(self, x: Vector) -> tuple[dict[str, Array], Scalar]:
+        values, log_det, start = {}, jnp.zeros((), x.dtype), 0
+        for name, bijector, shape, size in self.parts:
+            free = jax.lax.slice(x, (start,), (start + size,)).reshape(shape)
+            value = bijector(free)
+            log_det = log_det + jnp.sum(bijector.log_abs_det_jacobian(free, value))
+            values[name], start = value, start + size
+        return values, log_det
+
+
+def on_parameters(log_density: Callable[[dict[str, Array]], Scalar], unflatten: Unflatten) -> tuple[Callable, Callable]:
+    """The log density on the unconstrained space, and `constrain`."""
+
+    def unconstrained(x: Vector) -> Scalar:
+        values, log_det = unflatten(x)
+        return jnp.asarray(log_density(values), x.dtype) + log_det
+
+    return unconstrained, lambda x: unflatten(x)[0]
