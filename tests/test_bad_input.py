@@ -90,7 +90,7 @@ CASES = {
         r"max_seconds must be a positive .* -1",
     ),
     "log density not finite": (
-        lambda: sm.fit(sm.Target(lambda x: jnp.sum(jnp.log(x)), dim=1), 20),
+        lambda: sm.fit(sm.Target(lambda x: jnp.sum(jnp.log(x)), dim=1), 20, kernel="rbf"),
         ValueError,
         r"log density is not finite at \d+ of 20 starting particles; particle \d+.*init=",
     ),
