@@ -20,6 +20,7 @@ bench: .venv/.bench
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.solvers
 	$(BIN)/python -m benchmarks.queries
+	$(BIN)/python -m benchmarks.posteriors --peers
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -1,17 +1,15 @@
-"""One question: P(mu > 5) in eight schools, with an error, and particles refined for it."""
+"""One question: P(x_2 > 1) of a banana, smoothed, with an error; then particles refined for it."""
 
 import jax
-from eight_schools import target
-
-import steinmatch as sm
+from custom_features import fit_features
 
 
 def question(x):
-    """A smooth version of mu > 5; mu is the ninth unconstrained coordinate."""
-    return jax.nn.sigmoid(4.0 * (x[8] - 5.0))
+    """A smooth version of x_2 > 1."""
+    return jax.nn.sigmoid(4.0 * (x[1] - 1.0))
 
 
 if __name__ == "__main__":
-    fit = sm.fit(target)
+    fit = fit_features()
     print("before:", fit.query(question))
-    print("after: ", fit.refine_for(question, max_seconds=30.0).query(question))
+    print("after: ", fit.refine_for(question, max_seconds=20.0).query(question))

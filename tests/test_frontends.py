@@ -13,6 +13,8 @@ import pytest
 import steinmatch as sm
 from steinmatch.targets import Evaluations
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # PyMC and ArviZ announce their next versions
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -22,6 +24,17 @@ def example(name):
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module", autouse=True)
+def usual_promotion():
+    """Other packages' models promote types and ranks; the strictness of the other tests is for this library's code."""
+    before = jax.config.jax_numpy_dtype_promotion, jax.config.jax_numpy_rank_promotion
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    yield
+    jax.config.update("jax_numpy_dtype_promotion", before[0])
+    jax.config.update("jax_numpy_rank_promotion", before[1])
 
 
 @pytest.fixture(scope="module")
