@@ -109,6 +109,50 @@ def errors(posteriors, name: str, draws: np.ndarray) -> dict:
     return {"mean": found["max_mean_err_sd"], "sd": found["max_sd_rel_err"]}
 
 
+def scaling() -> None:
+    """Gaussian and logistic posteriors of growing dimension: seconds, compile included, and peak memory."""
+    table = Table(title="scaling; each in a process of its own")
+    for column in ("target", "d", "affine s", "total s", "peak GiB", "gradients", "converged", "largest error"):
+        table.add_column(column, justify="right")
+    for kind in ("gaussian", "logistic"):
+        for dim in (10, 30, 100, 300):
+            command = [sys.executable, "-m", "benchmarks.posteriors", "--one", "scaling", kind, str(dim)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            row = ["failed"] if done.returncode else json.loads(done.stdout.splitlines()[-1])
+            table.add_row(kind, str(dim), *row)
+    Console(width=120).print(table)
+
+
+def one_size(kind: str, dim: int) -> list[str]:
+    import resource
+
+    import jax
+    import jax.numpy as jnp
+
+    import steinmatch as sm
+
+    rng = np.random.default_rng(0)
+    if kind == "gaussian":
+        target = sm.targets.Gaussian.random(jax.random.key(0), dim, 100.0)
+    else:
+        rows = rng.normal(size=(10 * dim, dim))
+        signs = np.where(
+            rng.random(10 * dim) < 1.0 / (1.0 + np.exp(-rows @ rng.normal(size=dim) / np.sqrt(dim))), 1.0, -1.0
+        )
+        target = sm.Target(
+            lambda w: jnp.sum(jax.nn.log_sigmoid(jnp.asarray(signs) * (jnp.asarray(rows) @ w))) - 0.5 * jnp.sum(w**2),
+            dim=dim,
+        )
+    fit = sm.fit(target, progress=False)
+    error = "unknown"
+    if kind == "gaussian":
+        sd = np.sqrt(np.diagonal(np.asarray(target.cov)))
+        error = f"{max(np.abs((fit.mean - np.asarray(target.mean)) / sd).max(), np.abs(fit.sd / sd - 1.0).max()):.1e}"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    seconds = [f"{fit.levels[0].seconds:.1f}", f"{fit.seconds:.1f}"]
+    return [*seconds, f"{peak:.2f}", f"{fit.n_gradients:,}", str(fit.converged), error]
+
+
 METHODS = {"steinmatch": by_steinmatch, "nuts": by_nuts, "svgd": by_svgd}
 
 
@@ -122,11 +166,18 @@ def in_process(method: str, name: str) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--one", choices=list(METHODS))
+    parser.add_argument("--one", choices=[*METHODS, "scaling"])
+    parser.add_argument("--scaling", action="store_true", help="Gaussian and logistic posteriors of growing dimension")
     parser.add_argument("--peers", action="store_true", help="run NUTS and SVGD as well")
     parser.add_argument("--out", type=Path, help="a JSON file that results are added to, and that peers are read from")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
+    if options.one == "scaling":
+        print(json.dumps(one_size(options.names[0], int(options.names[1]))))
+        return
+    if options.scaling:
+        scaling()
+        return
     if not (FOLDER / "reference.json").exists():
         print("benchmarks.posteriors: the folder of reference posteriors is missing; nothing to measure.")
         return
