@@ -125,9 +125,8 @@ def adapt(
         stages.append(stage)
         report(level)
 
-    found = affine_starts(
-        evaluate, normal_points(max(2 * d + 2, min(5 * d, 64), 32), d, seed), seed, spent, centre, scale
-    )
+    many, few = (normal_points(max(2 * d + 2, least), d, seed) for least in (max(min(5 * d, 64), 32), 16))
+    found = affine_starts(evaluate, many, few, seed, spent, centre, scale)
     whitening = Whitening(evaluate, found.shift, found.root)
     points = normal_points(_enough(n_particles, d + 1), d, seed)
     scores = whitening.scores(points)

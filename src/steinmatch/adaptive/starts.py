@@ -34,12 +34,15 @@ class Found:
 def affine_starts(
     evaluate: Evaluations,
     z: Float[np.ndarray, "k d"],
+    few: Float[np.ndarray, "j d"],
     seed: int,
     spent: Callable[[], bool],
     centre: np.ndarray | None = None,
     scale: np.ndarray | None = None,
 ) -> Found:
-    """The affine phase from `centre`, then from others spread around; the highest bound wins."""
+    """The affine phase from `centre` with the points z, then with fewer points from others spread around; the highest
+    bound wins.
+    """
     d = z.shape[1]
     centre, scale = np.zeros(d) if centre is None else centre, np.ones(d) if scale is None else scale
     best, n_steps, _ = _climb(evaluate, z, centre, scale, _STEPS, spent)
@@ -54,14 +57,15 @@ def affine_starts(
         away = centre + spread * scale * direction if local is None else shift + root @ (local * direction)
         sd = np.sqrt(np.sum(root**2, axis=1))
         near = [_arrays(mode) for mode in modes]
-        state, steps, seen = _climb(evaluate, z, away, sd, _OTHER_STEPS, spent, near)
+        state, steps, seen = _climb(evaluate, few, away, sd, _OTHER_STEPS, spent, near)
         n_steps += steps
         if not seen:
             modes.append(state)
             if state.bound.value > best.bound.value + 0.5:
                 best = state
     if best is not modes[0]:  # a better mode was found in few steps: finish there
-        best, steps, _ = _climb(evaluate, z, *_centre(best), _STEPS, spent)
+        finished, steps, _ = _climb(evaluate, z, *_centre(best), _STEPS, spent)
+        best = max(modes[0], finished, key=lambda mode: mode.bound.value)
         n_steps += steps
     shift, root = _arrays(best)
     rivals = [
