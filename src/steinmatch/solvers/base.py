@@ -175,13 +175,13 @@ def iterate_steps(
             iterate = solver.step(problem, iterate, budget)
             histories.append(iterate.history)
             if not best.residual <= iterate.residual or iterate.converged:
-                best = iterate
+                best = dataclasses.replace(iterate, memory=None)  # which may be large
             report(iterate)
     except KeyboardInterrupt:
         interrupted = True
         iterate = dataclasses.replace(iterate, reason="interrupted by the user; the best particles so far")
     reason = iterate.reason
-    if best is not iterate and best.n_steps != iterate.n_steps:
+    if best.n_steps != iterate.n_steps:
         reason += f"; the particles are those of step {best.n_steps}, where the residual was least"
     return Solution(
         particles=best.particles,

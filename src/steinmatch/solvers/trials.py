@@ -1,6 +1,7 @@
 """Trial steps of Levenberg-Marquardt: the least change of z that solves the damped linearised equations.
 
-By a Cholesky factor of J J^T + lambda I where J fits into memory, by conjugate gradients otherwise.
+By a Cholesky factor of J J^T + lambda I where J fits into memory, by conjugate gradients otherwise, preconditioned with
+a factor in single precision where they have become slow.
 """
 
 from collections.abc import Callable
@@ -21,10 +22,11 @@ from steinmatch.solvers.equations import (
     scores_in,
     slopes_in,
 )
+from steinmatch.solvers.preconditioner import Factor, preconditioned_conjugate_gradients
 from steinmatch.targets import AbstractTarget
 
 FIRST_INNER = 200  # conjugate gradient iterations of a step, until steps get slow; acceleration starts there too
-_CORRECTION_TOLERANCE = 0.05
+_STEP_TOLERANCE, _CORRECTION_TOLERANCE = 0.01, 0.05
 
 
 @eqx.filter_jit
@@ -112,6 +114,64 @@ def krylov_trial(
     return *_evaluated(target, equations, z, step, raw, change), iterations
 
 
+def preconditioned_trial(
+    target: AbstractTarget,
+    equations: Equations,
+    z: Array,
+    scores: Array,
+    slopes: Array,
+    factor: Factor,
+    damping: float,
+    inner_steps: int,
+) -> tuple[Array, Array, Array, Array, Array, int]:
+    """A damped step by conjugate gradients with the factor as preconditioner, with geodesic acceleration."""
+    at = (equations, z, scores, slopes)
+    value = _value(equations, z, scores)
+
+    def product(y: np.ndarray) -> np.ndarray:
+        image = np.asarray(_gram_product(*at, y.reshape(value.shape))).ravel()
+        return image + damping * factor.unit * y
+
+    def least_change(right: Array, tolerance: float) -> tuple[Array, int]:
+        flat = np.asarray(right).ravel()
+        y, iterations = preconditioned_conjugate_gradients(product, factor.solve, flat, tolerance, inner_steps)
+        return -_pulled(*at, y.reshape(value.shape)), iterations
+
+    def residual(z: Array) -> Array:
+        return _value_at(target, equations, z)
+
+    step, iterations = least_change(value, _STEP_TOLERANCE)
+    correct = lambda right: least_change(right, _CORRECTION_TOLERANCE)[0]  # noqa: E731
+    step = _accelerated(residual, z, value, step, _pushed(*at, step), correct)
+    return *_evaluated_from(target, equations, z, step, value), iterations
+
+
+@eqx.filter_jit
+def _value(equations: Equations, z: Array, scores: Array) -> Array:
+    return equations(z, scores)
+
+
+@eqx.filter_jit
+def _value_at(target: AbstractTarget, equations: Equations, z: Array) -> Array:
+    return equations(z, scores_in(target, equations.frame, z))
+
+
+@eqx.filter_jit
+def _pushed(equations: Equations, z: Array, scores: Array, slopes: Array, v: Array) -> Array:
+    return linearised(equations, z, scores, slopes)[1](v)
+
+
+@eqx.filter_jit
+def _pulled(equations: Equations, z: Array, scores: Array, slopes: Array, u: Any) -> Array:
+    return linearised(equations, z, scores, slopes)[2](u)
+
+
+@eqx.filter_jit
+def _gram_product(equations: Equations, z: Array, scores: Array, slopes: Array, u: Any) -> Array:
+    _, push, pull = linearised(equations, z, scores, slopes)
+    return push(pull(u))
+
+
 def conjugate_gradients(
     product: Callable[[Array], Array], right: Array, tolerance: Any, most: Any
 ) -> tuple[Array, Array]:
@@ -169,3 +229,6 @@ def _evaluated(
     scores = scores_in(target, equations.frame, moved)
     before, after = (jnp.linalg.norm(change(f)) for f in (value, equations(moved, scores)))
     return moved, scores, before, after, largest_residual(equations, moved, scores)
+
+
+_evaluated_from = eqx.filter_jit(_evaluated)
