@@ -8,6 +8,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 import steinmatch as sm
@@ -94,6 +96,20 @@ def test_predictions(forms):
     assert fit.predict()["obs"].shape == (30, 8)
     with pytest.raises(ValueError, match="predict"):
         sm.fit(forms["parameters"], 30, kernel="linear", solver="affine").predict()
+
+
+def test_numpyro_predictions_are_drawn_anew_whatever_the_data_are_called():
+    def model(counts):
+        rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+        numpyro.factor("tilt", -0.1 * rate)
+        numpyro.sample("calls", dist.Poisson(rate), obs=counts)
+
+    data = jnp.array([40.0, 44.0, 52.0])
+    fit = sm.fit(sm.from_numpyro(model, data), 40, kernel=sm.Whitened(sm.Linear()), solver="affine")
+    drawn = fit.predict(seed=3)
+    assert set(drawn) == {"calls"} and drawn["calls"].shape == (40, 3)
+    assert np.unique(np.asarray(drawn["calls"])).size > 10
+    assert np.mean(drawn["calls"]) == pytest.approx(fit.predict(lambda values: values["rate"]).mean(), rel=0.1)
 
 
 @pytest.mark.parametrize(

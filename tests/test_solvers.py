@@ -7,7 +7,10 @@ import optax
 import pytest
 
 import steinmatch as sm
+from steinmatch.solvers import levenberg_marquardt, preconditioner
 from steinmatch.solvers.equations import dense_jacobian, equations_at, linearised, scores_in, slopes_in
+from steinmatch.solvers.preconditioner import cholesky_by_blocks
+from steinmatch.solvers.trials import dense_trial, jacobian_and_gram, preconditioned_trial
 from steinmatch.targets import GaussBernoulliRBM, Gaussian, GaussianMixture
 from tests.problems import PROBLEMS, numpy_linear_residual, numpy_scores
 
@@ -146,6 +149,49 @@ def test_dense_and_matrix_free_reach_the_same_moments():
         assert fit.converged and fit.residual < 1e-10
     np.testing.assert_allclose(results[0].mean, results[1].mean, atol=0.01 * results[0].sd.min())
     assert np.abs(results[0].particles - results[1].particles).max() < 0.3 * results[0].sd.min()
+
+
+def test_cholesky_by_blocks_is_numpys():
+    root = np.random.default_rng(0).normal(size=(23, 30))
+    matrix = root @ root.T
+    factor = np.tril(cholesky_by_blocks(np.tril(matrix), block=5))
+    np.testing.assert_allclose(factor, np.linalg.cholesky(matrix), atol=1e-12)
+
+
+def test_preconditioned_step_is_the_dense_one(monkeypatch):
+    """One step at the same damping, by a factor of J J^T and by preconditioned conjugate gradients."""
+    monkeypatch.setattr(preconditioner, "_BLOCK", 5)
+    monkeypatch.setattr(preconditioner, "_CHUNK", 4 * 12 * 3)  # 4 particles at once, the last group reaching back
+    target, frame, z, equations = jacobian_case(sm.Linear())
+    at = (target, equations, z, scores_in(target, frame, z))
+    jacobian, gram = jacobian_and_gram(*at)
+    slopes = slopes_in(target, frame, z)
+    factor = preconditioner.Factor(equations, z, at[-1], slopes, 1e-3)
+    assert factor.unit == pytest.approx(float(np.trace(gram)) / len(gram), rel=1e-6)
+    damped = np.asarray(gram) + 1e-3 * factor.unit * np.eye(len(gram))
+    right = np.arange(12.0)
+    np.testing.assert_allclose(factor.solve(right), np.linalg.solve(damped, right), rtol=1e-3)
+    exact, iterations = preconditioner.preconditioned_conjugate_gradients(
+        lambda y: damped @ y, factor.solve, right, 1e-12, 20
+    )
+    assert iterations <= 4  # single precision gains about six digits an iteration
+    np.testing.assert_allclose(exact, np.linalg.solve(damped, right), rtol=1e-9)
+    dense = dense_trial(*at, (jacobian, gram), np.asarray(1e-3))
+    other = preconditioned_trial(*at, slopes, factor, 1e-3, 20)
+    np.testing.assert_allclose(other[0], dense[0], atol=0.03 * np.abs(dense[0] - z).max())  # solved to 0.01
+    assert float(other[3]) < float(other[2])
+
+
+def test_slow_conjugate_gradients_are_preconditioned(monkeypatch):
+    """With few iterations a step the factor is called for, and the fixed point is the one of the dense path."""
+    made = []
+    monkeypatch.setattr(levenberg_marquardt, "_SLOW_INNER", 1)
+    monkeypatch.setattr(levenberg_marquardt, "FIRST_INNER", 2)
+    monkeypatch.setattr(levenberg_marquardt, "Factor", lambda *a: made.append(1) or preconditioner.Factor(*a))
+    target = GaussBernoulliRBM.random(jax.random.key(0), 6, 3)
+    solver = sm.Chain(sm.Affine(), sm.LevenbergMarquardt(dense_limit=0, inner_steps=3))
+    fit = sm.fit(target, 16, kernel=sm.Linear(), solver=solver, progress=False)
+    assert made and fit.converged and fit.residual <= 1e-10
 
 
 @pytest.mark.slow

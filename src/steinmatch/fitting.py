@@ -43,9 +43,9 @@ from steinmatch.solvers import (
     Solution,
 )
 from steinmatch.stein import compiled_features_at, values_at
-from steinmatch.storage import FORMAT, inference_data, variables, write
+from steinmatch.storage import inference_data, variables, write
 from steinmatch.summary import Summary, summarise
-from steinmatch.targets import AbstractTarget, Evaluations, ModelInfo, SavedTarget, constrained_values
+from steinmatch.targets import AbstractTarget, Evaluations, constrained_values
 
 _KERNELS: dict[str, Callable[[], AbstractKernel]] = {
     "imq": IMQ,
@@ -60,11 +60,6 @@ _SOLVERS: dict[str, Callable[[], AbstractSolver]] = {
     "descent": Descent,
     "levenberg-marquardt": LevenbergMarquardt,
 }
-
-
-_SAVED = (
-    "converged", "reason", "residual", "n_steps", "n_gradients", "n_hvps", "n_nonfinite", "seconds", "seed",
-)  # fmt: skip
 _PARTICLES_A_FEATURE = 1.4  # of a refined fit, at least: with hardly more particles than features a root may not exist
 
 
@@ -191,34 +186,7 @@ class Fit:
         """An ArviZ InferenceData: the particles as one chain, not resampled, with weights in sample_stats, log
         densities as `lp`, the unconstrained particles, and the verdict and certificate in the attributes.
         """
-        extra: dict[str, np.ndarray] = {}
-        if self.frame is not None:
-            extra |= {"shift": np.asarray(self.frame.shift), "root": np.asarray(self.frame.root)}
-        features = self.kernel.kernel if isinstance(self.kernel, Whitened) else None
-        if isinstance(features, Products):
-            extra |= {"exponents": np.asarray(features.exponents), "variables": np.asarray(features.variables)}
-        if self.error is not None:
-            extra |= {"error_mean": self.error.mean, "error_sd": self.error.sd}
-        extra |= {f"history_{name}": np.asarray(values) for name, values in self.history.items()}
-        names, _ = constrained_values(self.target, self.particles)
-        info = getattr(self.target, "info", None) or ModelInfo()
-        known = not isinstance(self.target, SavedTarget)
-        attributes = {
-            "steinmatch_format": FORMAT,
-            "inference_library": "steinmatch",
-            "names": list(names),
-            "variables": list(variables(self.target, self.particles)),
-            "dims": {name: list(dims) for name, dims in info.dims.items()},
-            "coords": {name: [str(value) for value in values] for name, values in info.coords.items()},
-            "levels": [dataclasses.asdict(level) for level in self.levels],
-            "kernel": type(features or self.kernel).__name__,
-            "certificate": str(self.certificate) if known else "",
-        }
-        attributes |= {name: getattr(self, name) for name in _SAVED}
-        density = None
-        if known and self.target.log_density is not None:
-            density, _ = float64(Evaluations(self.target))(self.particles)
-        return inference_data(self.target, self.particles, self.weights, density, attributes, extra)
+        return inference_data(self)
 
     def save(self, path: str | Path) -> None:
         """A NetCDF file that `steinmatch.load` and ArviZ read; written whole or not at all."""

@@ -1,5 +1,6 @@
 """Fits as ArviZ InferenceData and as NetCDF files: plain records in, plain records out."""
 
+import dataclasses
 import json
 import os
 import tempfile
@@ -9,9 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from steinmatch.targets import AbstractTarget, ModelInfo, SavedTarget, constrained_values
+from steinmatch._types import float64
+from steinmatch.features import Products
+from steinmatch.kernels import Whitened
+from steinmatch.targets import AbstractTarget, Evaluations, ModelInfo, SavedTarget, constrained_values
 
 FORMAT = 1
+_SAVED = (
+    "converged", "reason", "residual", "n_steps", "n_gradients", "n_hvps", "n_nonfinite", "seconds", "seed",
+)  # fmt: skip
 _FOREIGN = "a file that steinmatch saved"
 
 
@@ -48,39 +55,66 @@ def _shapes(target: AbstractTarget) -> dict[str, tuple[int, ...]]:
     }
 
 
-def inference_data(
-    target: AbstractTarget,
-    particles: np.ndarray,
-    weights: np.ndarray,
-    log_density: np.ndarray | None,
-    attributes: dict[str, Any],
-    extra: dict[str, np.ndarray] | None = None,
-) -> Any:
-    """One chain whose draws are the particles, not resampled: groups posterior, sample_stats and unconstrained."""
+def inference_data(fit: Any) -> Any:
+    """One chain whose draws are a fit's particles, not resampled: groups posterior, sample_stats and unconstrained."""
     with warnings.catch_warnings():  # ArviZ announces its next version
         warnings.simplefilter("ignore")
         import arviz
         import xarray
+    target: AbstractTarget = fit.target
     info: ModelInfo = getattr(target, "info", None) or ModelInfo()
-    posterior = {name: value[None] for name, value in variables(target, particles).items()}
+    posterior = {name: value[None] for name, value in variables(target, fit.particles).items()}
     dims = {
         name: dims for name, dims in info.dims.items() if name in posterior and posterior[name].ndim == 2 + len(dims)
     }
     used = {dim for found in dims.values() for dim in found}
     coords = {name: values for name, values in info.coords.items() if name in used}
-    stats = {"weight": weights[None]}
-    if log_density is not None:
-        stats["lp"] = log_density[None]
-    attrs = {name: _plain(value) for name, value in attributes.items()}
+    stats = {"weight": fit.weights[None]}
+    if not isinstance(target, SavedTarget) and target.log_density is not None:
+        stats["lp"] = float64(Evaluations(target))(fit.particles)[0][None]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data: Any = arviz.from_dict(posterior=posterior, sample_stats=stats, dims=dims, coords=coords)
-        data.posterior.attrs.update(attrs)
-        own = {"x": (("draw", "dimension"), particles), **{
-            name: (tuple(f"{name}_{i}" for i in range(value.ndim)), value) for name, value in (extra or {}).items()
+        data.posterior.attrs.update({name: _plain(value) for name, value in _attributes(fit, info).items()})
+        own = {"x": (("draw", "dimension"), fit.particles), **{
+            name: (tuple(f"{name}_{i}" for i in range(value.ndim)), value) for name, value in _arrays(fit).items()
         }}  # fmt: skip
         data.add_groups({"unconstrained": xarray.Dataset(own)}, warn_on_custom_groups=False)
     return data
+
+
+def _attributes(fit: Any, info: ModelInfo) -> dict[str, Any]:
+    """The verdict, the certificate, and what `read` needs to give the fit back."""
+    names, _ = constrained_values(fit.target, fit.particles)
+    return {
+        "steinmatch_format": FORMAT,
+        "inference_library": "steinmatch",
+        "names": list(names),
+        "variables": list(variables(fit.target, fit.particles)),
+        "dims": {name: list(dims) for name, dims in info.dims.items()},
+        "coords": {name: [str(value) for value in values] for name, values in info.coords.items()},
+        "levels": [dataclasses.asdict(level) for level in fit.levels],
+        "kernel": type(_features(fit) or fit.kernel).__name__,
+        "certificate": "" if isinstance(fit.target, SavedTarget) else str(fit.certificate),
+        **{name: getattr(fit, name) for name in _SAVED},
+    }
+
+
+def _arrays(fit: Any) -> dict[str, np.ndarray]:
+    """What is saved of the affine map, the features, the stated errors and the history."""
+    found: dict[str, np.ndarray] = {}
+    if fit.frame is not None:
+        found |= {"shift": np.asarray(fit.frame.shift), "root": np.asarray(fit.frame.root)}
+    features = _features(fit)
+    if isinstance(features, Products):
+        found |= {"exponents": np.asarray(features.exponents), "variables": np.asarray(features.variables)}
+    if fit.error is not None:
+        found |= {"error_mean": fit.error.mean, "error_sd": fit.error.sd}
+    return found | {f"history_{name}": np.asarray(values) for name, values in fit.history.items()}
+
+
+def _features(fit: Any) -> Any:
+    return fit.kernel.kernel if isinstance(fit.kernel, Whitened) else None
 
 
 def _plain(value: Any) -> Any:

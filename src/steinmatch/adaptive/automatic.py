@@ -6,11 +6,13 @@
     level 3  degree 4, or more of what is violated
 
 As in adaptive quadrature the change from one level to the next is the error estimate of the finer one, together with
-what the residual leaves open. Particles of one level start the next: their displacement is a smooth function of where
-they started, and is carried over to more points by regression.
+what fresh features, those of the level after it, would change (`ahead`) and what the residual leaves open. Particles
+of one level start the next: their displacement is a smooth function of where they started, and is carried over to more
+points by regression.
 """
 
 import dataclasses
+import functools
 import time
 import warnings
 from collections.abc import Callable
@@ -22,6 +24,7 @@ import scipy.special
 import scipy.stats
 from jaxtyping import Float
 
+from steinmatch.adaptive.ahead import look_ahead
 from steinmatch.adaptive.choice import first_features, next_features
 from steinmatch.adaptive.level import SOLVED, Solved, Whitening, solve_level
 from steinmatch.adaptive.monomials import Monomial, Monomials
@@ -35,6 +38,7 @@ _PARTICLES_A_FEATURE = 3
 _LEAST_PARTICLES = 100
 _LARGEST = 10**8  # entries of the scores' slopes, n d^2
 _CHANGE_LEFT = 0.4  # the error of a level in units of its change from the level before
+_AHEAD = 0.4  # ... and of what fresh features would change
 _ACCEPTED = 0.02  # a level whose largest scaled residual is above this is not a fixed point
 
 
@@ -114,7 +118,7 @@ def adapt(
 
     def record(name: str, stage: _Stage) -> None:
         nonlocal clock, used
-        change = _largest(_changes(stages[-1], stage)) if stages else np.inf
+        change = _largest(_changes(stages[-1].mean, stages[-1].sd, stage)) if stages else np.inf
         now, counts = time.monotonic(), (evaluate.n_gradients, evaluate.n_hvps)
         level = Level(
             name, len(stage.features), len(stage.particles), stage.solved.residual, change, now - clock,
@@ -124,6 +128,14 @@ def adapt(
         levels.append(level)
         stages.append(stage)
         report(level)
+
+    @functools.cache
+    def ahead(k: int) -> Error:
+        """What fresh features would change at stage k."""
+        stage = stages[k]
+        features = next_features(stage.features, k + 1, stage.solved.z, stage.solved.scores)
+        moved = look_ahead(stage.solved, stage.start, len(stage.features), features)
+        return _changes(*_moments(target, whitening.colour(moved)), stage)
 
     many, few = (normal_points(max(2 * d + 2, least), d, seed) for least in (max(min(5 * d, 64), 32), 16))
     found = affine_starts(evaluate, many, few, seed, spent, centre, scale)
@@ -149,14 +161,18 @@ def adapt(
             start = normal_points(n, d, seed)
             solved = solve_level(whitening, Monomials(features, d), _carried(last, start, d), spent)
             record(f"level {len(levels)}", _stage(target, features, start, solved, whitening))
-            if solved.residual <= _ACCEPTED and _largest(_stated(stages)) <= tol:
-                break
             if solved.residual > _ACCEPTED:  # more features would ask for more than these could give
+                break
+            still = _largest(_stated(last, stages[-1])) <= tol  # the look ahead takes a while: only if it decides
+            if still and _largest(_stated(last, stages[-1], ahead(len(stages) - 1))) <= tol:
                 break
     except KeyboardInterrupt:
         interrupted = True
     chosen = _best(stages)
-    error = _stated(stages[: stages.index(chosen) + 1]) if chosen is not stages[0] else _unknown(chosen)
+    error = _unknown(chosen)
+    if chosen is not stages[0]:
+        k = stages.index(chosen)
+        error = _stated(stages[k - 1], chosen, ahead(k))
     largest = _largest(error)
     solved = chosen.solved
     notes = [*found.notes, *heavy_tails(whitening), *valley(whitening, solved.z), *limits]
@@ -217,22 +233,29 @@ def _stage(
     target: AbstractTarget, features: list[Monomial], start: np.ndarray, solved: Solved, whitening: Whitening
 ) -> _Stage:
     particles = whitening.colour(solved.z)
+    return _Stage(features, start, solved, particles, *_moments(target, particles))
+
+
+def _moments(target: AbstractTarget, particles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means and sds of the constrained values."""
     _, values = constrained_values(target, particles)
-    return _Stage(features, start, solved, particles, values.mean(axis=0), values.std(axis=0))
+    return values.mean(axis=0), values.std(axis=0)
 
 
-def _changes(before: _Stage, after: _Stage) -> Error:
-    sd = np.maximum(after.sd, 1e-300)
-    return Error(np.abs(after.mean - before.mean) / sd, np.abs(before.sd / sd - 1.0))
+def _changes(mean: np.ndarray, sd: np.ndarray, stage: _Stage) -> Error:
+    unit = np.maximum(stage.sd, 1e-300)
+    return Error(np.abs(stage.mean - mean) / unit, np.abs(sd / unit - 1.0))
 
 
-def _stated(stages: list[_Stage]) -> Error:
-    """The last change, and what n particles and an unsolved residual leave open."""
-    last = stages[-1]
-    changes = _changes(stages[-2], last)
-    floor = 0.05 / np.sqrt(len(last.particles)) + 0.3 * max(last.solved.residual - SOLVED, 0.0)
-    share = _CHANGE_LEFT if last.solved.residual <= _ACCEPTED else 1.0
-    return Error(*(np.hypot(share * change, floor) for change in changes))
+def _stated(before: _Stage, stage: _Stage, ahead: Error | None = None) -> Error:
+    """The last change, what fresh features would change, and what n particles and an unsolved residual leave open."""
+    changes = _changes(before.mean, before.sd, stage)
+    floor = 0.05 / np.sqrt(len(stage.particles)) + 0.3 * max(stage.solved.residual - SOLVED, 0.0)
+    share = _CHANGE_LEFT if stage.solved.residual <= _ACCEPTED else 1.0
+    known = [np.hypot(share * change, floor) for change in changes]
+    if ahead is not None:
+        known = [np.hypot(error, _AHEAD * more) for error, more in zip(known, ahead, strict=True)]
+    return Error(*known)
 
 
 def _unknown(stage: _Stage) -> Error:

@@ -24,7 +24,7 @@ _STEPS = 60
 # steps have become slow, with exact slopes.
 _ROUGH, _CAREFUL, _EXACT = (50, 0.1, 5e-3), (100, 0.03, 1e-4), (300, 0.003, 1e-7)
 _KEPT = 4  # steps that exact slopes serve, with Broyden's updates
-_LONGEST = 1.5  # of a particle's move, in whitened units
+LONGEST = 1.5  # of a particle's move, in whitened units
 _MEMORY = 800  # points that slopes are learned from
 _RIDGE = 1e-4
 _WIDTHS = (1.0, 2.0, 4.0)  # of the regression's kernel, in units of sqrt(d)
@@ -40,6 +40,7 @@ class Solved:
     scores: np.ndarray
     residual: float
     n_steps: int
+    slopes: np.ndarray | None = None  # of the scores, as far as they were learned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +85,7 @@ def solve_level(
         before, moved = float(np.linalg.norm(value)), False
         for _ in range(2 if affordable and not exact else 7):
             step = here.least_change(damping, *effort[:2])
-            step *= np.minimum(1.0, _LONGEST / np.maximum(np.linalg.norm(step, axis=1, keepdims=True), 1e-12))
+            step *= np.minimum(1.0, LONGEST / np.maximum(np.linalg.norm(step, axis=1, keepdims=True), 1e-12))
             trial, n_steps = z + step, n_steps + 1
             trial_scores = whitening.scores(trial)
             change = trial_scores - scores
@@ -115,7 +116,7 @@ def solve_level(
             effort, damping = _CAREFUL, 1e-3
         elif not moved or left > 0.98:
             break
-    return Solved(z, scores, float(np.abs(value).max()), n_steps)
+    return Solved(z, scores, float(np.abs(value).max()), n_steps, slopes)
 
 
 def secant(slopes: np.ndarray, step: np.ndarray, change: np.ndarray) -> np.ndarray:

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from numpyro.distributions import Unit
+from numpyro.handlers import uncondition
 from numpyro.infer import Predictive
 from numpyro.infer.util import initialize_model
 
@@ -44,11 +46,14 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
 
     def predict(values: dict[str, np.ndarray], seed: int) -> dict:
         latent = {name: value for name, value in values.items() if name in start}
-        return Predictive(model, latent)(jax.random.key(seed), *args, **_without_observations(model, kwargs))
+        drawn = Predictive(uncondition(model), latent)(jax.random.key(seed), *args, **kwargs)
+        return {name: value for name, value in drawn.items() if name not in factors}
 
-    dims, coords = {}, {}
+    dims, coords, factors = {}, {}, set()
     for name, site in info.model_trace.items():
-        if site["type"] == "sample" and not site["is_observed"]:
+        if site["type"] == "sample" and isinstance(site["fn"], Unit):  # what numpyro.factor makes
+            factors.add(name)
+        elif site["type"] == "sample" and not site["is_observed"]:
             frames = sorted(site.get("cond_indep_stack", []), key=lambda frame: frame.dim)
             shape = np.shape(site["value"])
             if frames and len(shape) >= len(frames):
@@ -56,8 +61,3 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
                 dims[name] = [*(frame.name for frame in frames), *extra]
                 coords |= {frame.name: list(range(frame.size)) for frame in frames}
     return Target(log_density, dim=flat.size, constrain=constrain, info=ModelInfo(dims, coords, predict))
-
-
-def _without_observations(model: Callable, kwargs: dict) -> dict:
-    """Keyword arguments for prediction: data given under the usual names of observations are left out."""
-    return {name: value for name, value in kwargs.items() if name not in ("y", "obs", "observed")}
