@@ -21,6 +21,7 @@ bench: .venv/.bench
 	$(BIN)/python -m benchmarks.solvers
 	$(BIN)/python -m benchmarks.queries
 	$(BIN)/python -m benchmarks.posteriors --peers
+	$(BIN)/python -m benchmarks.logistic
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

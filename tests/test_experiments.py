@@ -1,6 +1,8 @@
 """Small versions of the paper's experiments: tables, resume, and claims that can fail."""
 
 import csv
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +12,9 @@ import pytest
 from steinmatch import experiments
 from steinmatch.experiments import condition, exactness, gaussian, methods, mixture, rate, rbm, sweep
 from steinmatch.experiments.claims import Claim, markdown
-from steinmatch.experiments.methods import LINEAR, LINEAR_RANDOM, MONTE_CARLO, RBF_SVGD
-from steinmatch.experiments.store import Cell, Results, Store
+from steinmatch.experiments.methods import LINEAR, LINEAR_RANDOM, MONTE_CARLO, RBF_SVGD, Settings
+from steinmatch.experiments.store import Cell, Results, Store, to_json
+from steinmatch.experiments.workers import compute_in_processes
 
 OUTPUTS = {
     "gaussian": ("gaussian",),
@@ -213,3 +216,22 @@ def test_the_command_names_what_it_does_not_know():
     command = [str(Path(sys.executable).parent / "steinmatch"), "reproduce", "gausian"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2 and "gaussian" in result.stderr
+
+
+def test_processes_compute_the_same_cells(tmp_path):
+    """Two cells in two processes, against the same cells here."""
+    settings = Settings(trials=1, quick=True)
+    cells = exactness.EXPERIMENT.cells(settings)[:2]
+    work = [("exactness", 0), ("exactness", 1)]
+    assert sorted(compute_in_processes(work, settings, tmp_path, 2)) == work
+    assert "NPROC" not in os.environ
+    for cell in cells:
+        here = json.loads(to_json(cell.compute()))
+        there = Store(tmp_path / "cells" / "exactness").rows(cell)
+        assert there is not None and len(there) == len(here) > 0
+        for a, b in zip(here, there, strict=True):
+            for name, value in a.items():
+                if isinstance(value, float) and abs(value) > 1e-6 and name != "seconds":
+                    assert b[name] == pytest.approx(value, rel=1e-6), name
+                elif not isinstance(value, float):
+                    assert b[name] == value, name

@@ -1,6 +1,7 @@
 """The command line: parse, call, print."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -128,6 +129,7 @@ def reproduce(
     seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
     solver: Annotated[str, typer.Option(help="descent, newton or both")] = "both",
     annealed: Annotated[bool, typer.Option("--annealed", help="Show annealing beside, on the mixtures.")] = False,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes, one core each; as many as cores.")] = None,
 ) -> None:
     """Run the paper's experiments and check its claims. An interrupted run goes on where it stopped.
 
@@ -138,7 +140,14 @@ def reproduce(
     console = Console()
     try:
         claims = run(
-            experiments or ["all"], out, trials=trials, seed=seed, quick=quick, solver=solver, annealed=annealed
+            experiments or ["all"],
+            out,
+            trials=trials,
+            seed=seed,
+            quick=quick,
+            solver=solver,
+            annealed=annealed,
+            jobs=jobs or os.cpu_count() or 1,
         )
     except ValueError as error:
         Console(stderr=True).print(escape(str(error)))

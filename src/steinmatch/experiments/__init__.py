@@ -18,7 +18,7 @@ def run(names: str | Sequence[str], out: str | Path, **options: Any) -> list[Cla
     """Run experiments, or "all" of them, and write figures, tables, claims.md and index.html into `out`.
 
     The options, with their defaults: `trials=20`, `seed=0`, `quick=False`, `solver="both"`, `annealed=False`,
-    `progress=True`; see `runner.run_experiments`.
+    `jobs=1`, `progress=True`; see `runner.run_experiments`.
     """
     wanted = [names] if isinstance(names, str) else list(names)
     chosen = list(EXPERIMENTS) if "all" in wanted else [known_name(n, EXPERIMENTS, "experiment", "run") for n in wanted]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -23,9 +22,9 @@ from steinmatch.experiments.methods import (
     Settings,
 )
 from steinmatch.experiments.page import write_page
-from steinmatch.experiments.store import Cell, Results, Row, Store, to_json, write_atomically
+from steinmatch.experiments.store import Cell, Results, Store, to_json, write_atomically
+from steinmatch.experiments.workers import compute_cell, compute_in_processes
 
-_CELLS_BEFORE_CLEARING = 40  # compiled code of hundreds of cells exhausts the memory maps of a process
 _SOLVERS = {"both": ("descent", "newton"), "descent": ("descent",), "newton": ("newton",)}
 
 
@@ -54,6 +53,7 @@ def run_experiments(
     quick: bool = False,
     solver: str = "both",
     annealed: bool = False,
+    jobs: int = 1,
     progress: bool = True,
 ) -> list[Claim]:
     """Run what is not done yet under `out`, write all outputs, and return the claims.
@@ -67,6 +67,8 @@ def run_experiments(
     - `quick`: one trial and small grids; the dimensions stay.
     - `solver`: "descent", "newton" (ours) or "both".
     - `annealed`: show annealed SVGD beside the others on the mixtures.
+    - `jobs`: processes that compute cells, one core each; with more than one the calling script needs the usual
+      `if __name__ == "__main__":`.
     - `progress`: show a bar where the output is a terminal.
     """
     out = Path(out)
@@ -78,8 +80,11 @@ def run_experiments(
         annealed=annealed,
     )
     started = time.monotonic()
-    work = [(experiment.name, cell) for experiment in experiments for cell in experiment.cells(settings)]
-    rows: dict[str, list[Row]] = {experiment.name: [] for experiment in experiments}
+    jobs = positive_integer(jobs, "jobs", "run")
+    cells = {experiment.name: experiment.cells(settings) for experiment in experiments}
+    stores = {name: Store(out / "cells" / name) for name in cells}
+    work = [(name, i) for name, found in cells.items() for i, cell in enumerate(found)]
+    missing = [(name, i) for name, i in work if stores[name].rows(cells[name][i]) is None]
     console = Console(stderr=True)
     show = progress and (console.is_terminal or console.is_jupyter)
     parts = (
@@ -90,19 +95,16 @@ def run_experiments(
         TimeRemainingColumn(),
     )
     with Progress(*parts, console=console, disable=not show) as bar:
-        task, computed = bar.add_task("", total=len(work)), 0
-        for name, cell in work:
-            bar.update(task, description=name)
-            store = Store(out / "cells" / name)
-            done = store.rows(cell)
-            if done is None:
-                done = cell.compute()
-                store.write(cell, done)
-                computed += 1
-                if computed % _CELLS_BEFORE_CLEARING == 0:
-                    jax.clear_caches()
-            rows[name] += done
-            bar.advance(task)
+        task = bar.add_task(missing[0][0] if missing else "", total=len(work), completed=len(work) - len(missing))
+        if jobs > 1 and len(missing) > 1:
+            for name, _ in compute_in_processes(missing, settings, out, jobs):
+                bar.update(task, advance=1, description=name)
+        else:
+            for name, i in missing:
+                bar.update(task, description=name)
+                compute_cell(stores[name], cells[name][i])
+                bar.advance(task)
+    rows = {name: [row for cell in found for row in stores[name].rows(cell) or []] for name, found in cells.items()}
     claims: list[Claim] = []
     for experiment in experiments:
         results = Results(rows[experiment.name])
