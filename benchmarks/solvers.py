@@ -130,13 +130,17 @@ def linear() -> None:
 
 
 def mixtures() -> None:
-    """The paper's mixture and RBM, beside exact Monte Carlo of the same size."""
+    """The paper's mixture and RBM, beside exact Monte Carlo of the same size.
+
+    The moments no longer change below a residual of 5e-3, where the fixed points lie in flat valleys; they do depend on
+    the start. So the first start of each model is solved to 1e-5, and three more to 5e-3 for the average.
+    """
     n, models = 200, 5
-    table = Table(title=f"4. n = {n}, average over {models} models: MSE of exact Monte Carlo / MSE of the fit")
-    for column in ("target", "kernel", r"E\[x]", r"E\[x^2]", "largest residual", "seconds a fit"):
+    table = Table(
+        title=f"4. n = {n}, {models} models, 4 starts each: mean MSE of exact Monte Carlo / mean MSE of the fits"
+    )
+    for column in ("target", "kernel", r"E\[x]", r"E\[x^2]", "largest residual", "seconds to it"):
         table.add_column(column, justify="right")
-    # The fixed points lie in flat valleys: minutes to a residual of 1e-5, which is where the solves end.
-    solver = sm.Chain(sm.Affine(), sm.LevenbergMarquardt(tol=1e-5))
     for kernel in (sm.LinearRandom(), sm.Linear()):
         for name, draw in (
             ("mixture, alpha = 1", lambda key: GaussianMixture.random(key, D, 1.0)),
@@ -145,17 +149,18 @@ def mixtures() -> None:
             ours, theirs, residuals, seconds = [], [], [], []
             for i in range(models):
                 target = draw(jax.random.key(i))
-                fit = sm.fit(target, n, kernel=kernel, solver=solver, max_seconds=900)
-                ours.append(absolute_errors(target, fit.particles))
+                for seed, tol in enumerate((1e-5, 5e-3, 5e-3, 5e-3)):
+                    solver = sm.Chain(sm.Affine(), sm.LevenbergMarquardt(tol=tol))
+                    fit = sm.fit(target, n, kernel=kernel, solver=solver, seed=seed, max_seconds=900)
+                    ours.append(absolute_errors(target, fit.particles))
+                    if seed == 0:
+                        residuals.append(fit.residual)
+                        seconds.append(fit.seconds)
                 draws = [target.sample(jax.random.key(1000 + j), n) for j in range(20)]
                 theirs.append(np.mean([absolute_errors(target, x) for x in draws], axis=0))
-                residuals.append(fit.residual)
-                seconds.append(fit.seconds)
-                ratios = theirs[-1] / ours[-1]
-                label = (
-                    f"   {name}, {type(kernel).__name__}, model {i}: residual {fit.residual:.1e}, {fit.seconds:.0f} s"
-                )
-                CONSOLE.print(f"{label}, {ratios[0]:.1f}x, {ratios[1]:.1f}x")
+                ratios = theirs[-1] / np.mean(ours[-4:], axis=0)
+                label = f"   {name}, {type(kernel).__name__}, model {i}: residual {residuals[-1]:.1e}"
+                CONSOLE.print(f"{label}, {seconds[-1]:.0f} s, {ratios[0]:.1f}x, {ratios[1]:.1f}x")
             ratio = np.mean(theirs, axis=0) / np.mean(ours, axis=0)
             cells = (f"{ratio[0]:.1f}x", f"{ratio[1]:.1f}x", f"{max(residuals):.1e}", f"{np.mean(seconds):.0f}")
             table.add_row(name, type(kernel).__name__, *cells)
