@@ -15,6 +15,18 @@ from steinmatch._types import Vector, float64
 from steinmatch.targets import ModelInfo, Target
 
 
+class _Unobserved(uncondition):
+    """Observed sites are drawn anew, as many values as were observed, also where the model has no plate for them."""
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "sample" and msg["is_observed"] and not isinstance(msg["fn"], Unit):
+            fn = msg["fn"]
+            observed = np.shape(msg["value"])
+            batch = np.broadcast_shapes(observed[: len(observed) - fn.event_dim], fn.batch_shape)
+            msg["fn"] = fn.expand(batch)
+        super().process_message(msg)
+
+
 @float64
 def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     """The posterior of a NumPyro model, called as `model(*args, **kwargs)`.
@@ -46,7 +58,7 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
 
     def predict(values: dict[str, np.ndarray], seed: int) -> dict:
         latent = {name: value for name, value in values.items() if name in start}
-        drawn = Predictive(uncondition(model), latent)(jax.random.key(seed), *args, **kwargs)
+        drawn = Predictive(_Unobserved(model), latent)(jax.random.key(seed), *args, **kwargs)
         return {name: value for name, value in drawn.items() if name not in factors}
 
     dims, coords, factors = {}, {}, set()
