@@ -1,5 +1,6 @@
 """Cells on several processes, one core each: a sweep of small solves gains little from more threads in one."""
 
+import collections
 import concurrent.futures
 import contextlib
 import functools
@@ -33,17 +34,35 @@ def compute_cell(store: Store, cell: Cell) -> None:
 def compute_in_processes(
     work: Sequence[tuple[str, int]], settings: Settings, out: Path, jobs: int
 ) -> Iterator[tuple[str, int]]:
-    """Cells given by experiment and place, computed in so many processes; each is told when it is done."""
-    with _environment(_ONE_THREAD):
+    """Cells given by experiment and place, computed in so many processes; each is told when it is done.
+
+    Neighbours share compiled code, so each process has a stretch of the cells, and helps at the end of the longest one
+    left when its own is done.
+    """
+    jobs = min(jobs, len(work))
+    stretches = [collections.deque(work[i * len(work) // jobs : (i + 1) * len(work) // jobs]) for i in range(jobs)]
+    running: dict[concurrent.futures.Future, tuple[int, tuple[str, int]]] = {}
+    with _environment(_ONE_THREAD), contextlib.ExitStack() as stack:
         context = multiprocessing.get_context("spawn")
-        pool = concurrent.futures.ProcessPoolExecutor(min(jobs, len(work)), mp_context=context)
-        try:
-            running = {pool.submit(_compute, name, place, settings, out): (name, place) for name, place in work}
-            for future in concurrent.futures.as_completed(running):
+        pools = [concurrent.futures.ProcessPoolExecutor(1, mp_context=context) for _ in range(jobs)]
+        for pool in pools:
+            stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+
+        def start(i: int) -> None:
+            longest = max(stretches, key=len)
+            if longest:
+                cell = stretches[i].popleft() if stretches[i] else longest.pop()
+                running[pools[i].submit(_compute, *cell, settings, out)] = i, cell
+
+        for i in range(jobs):
+            start(i)
+        while running:
+            finished, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in finished:
+                i, cell = running.pop(future)
                 future.result()
-                yield running[future]
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+                start(i)
+                yield cell
 
 
 def _compute(name: str, place: int, settings: Settings, out: Path) -> None:
