@@ -41,11 +41,18 @@ class Evaluations:
 
 
 def _batched(function: Any, target: AbstractTarget, x: np.ndarray, size: int) -> list[np.ndarray]:
-    """The function's outputs over all points, the last batch filled up with copies of the first point."""
+    """The function's outputs over all points, the last batch filled up with copies of the first point.
+
+    Each batch is waited for: with several in flight, programs that call LAPACK in parallel loops can block each other
+    for ever (seen with the Hessians of a Gaussian process, jaxlib 0.10.2, 2 cores).
+    """
     n = len(x)
     padded = np.concatenate([x, np.repeat(x[:1], -n % size, axis=0)])
-    parts = [function(target, jnp.asarray(padded[i : i + size])) for i in range(0, len(padded), size)]
-    return [np.concatenate([np.asarray(part[k]) for part in parts])[:n] for k in range(len(parts[0]))]
+    parts = [
+        [np.asarray(part) for part in function(target, jnp.asarray(padded[i : i + size]))]
+        for i in range(0, len(padded), size)
+    ]
+    return [np.concatenate(found)[:n] for found in zip(*parts, strict=True)]
 
 
 @eqx.filter_jit
