@@ -38,7 +38,7 @@ _PARTICLES_A_FEATURE = 3
 _LEAST_PARTICLES = 100
 _LARGEST = 10**8  # entries of the scores' slopes, n d^2
 _CHANGE_LEFT = 0.4  # the error of a level in units of its change from the level before
-_AHEAD = 0.4  # ... and of what fresh features would change
+_AHEAD = 0.35  # ... and of what fresh features would change
 _ACCEPTED = 0.02  # a level whose largest scaled residual is above this is not a fixed point
 
 

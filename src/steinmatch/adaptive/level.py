@@ -23,6 +23,7 @@ _STEPS = 60
 # Iterations and tolerance of conjugate gradients and the least damping: with learned slopes, with learned slopes where
 # steps have become slow, with exact slopes.
 _ROUGH, _CAREFUL, _EXACT = (50, 0.1, 5e-3), (100, 0.03, 1e-4), (300, 0.003, 1e-7)
+_SHORT = 0.03  # a damping that makes steps short
 _KEPT = 4  # steps that exact slopes serve, with Broyden's updates
 LONGEST = 1.5  # of a particle's move, in whitened units
 _MEMORY = 800  # points that slopes are learned from
@@ -114,8 +115,10 @@ def solve_level(
             effort, damping = _EXACT, min(damping, 1e-3)
         elif effort is _ROUGH:
             effort, damping = _CAREFUL, 1e-3
-        elif not moved or left > 0.98:
+        elif not moved or (left > 0.98 and damping >= _SHORT / 3.0):
             break
+        elif left > 0.98:  # the step was too long for learned slopes
+            damping = _SHORT
     return Solved(z, scores, float(np.abs(value).max()), n_steps, slopes)
 
 
