@@ -41,11 +41,7 @@ class Evaluations:
 
 
 def _batched(function: Any, target: AbstractTarget, x: np.ndarray, size: int) -> list[np.ndarray]:
-    """The function's outputs over all points, the last batch filled up with copies of the first point.
-
-    Each batch is waited for: with several in flight, programs that call LAPACK in parallel loops can block each other
-    for ever (seen with the Hessians of a Gaussian process, jaxlib 0.10.2, 2 cores).
-    """
+    """The function's outputs over all points, the last batch filled up with copies of the first point."""
     n = len(x)
     padded = np.concatenate([x, np.repeat(x[:1], -n % size, axis=0)])
     parts = [
@@ -66,4 +62,7 @@ def _values_and_scores(target: AbstractTarget, x: Float[Array, "n d"]) -> tuple[
 
 @eqx.filter_jit
 def _hessians(target: AbstractTarget, x: Float[Array, "n d"]) -> tuple[Array]:
-    return (jax.vmap(jax.jacfwd(target.score))(x),)
+    """Point after point: as fast as all at once, which made XLA wait for itself for ever on a Gaussian process, whose
+    Hessians call LAPACK in batches of batches (jaxlib 0.10.2, 2 cores, one call in a hundred).
+    """
+    return (jax.lax.map(jax.jacfwd(target.score), x),)
