@@ -285,7 +285,7 @@ def _reason(
     notes: list[str],
 ) -> str:
     if converged:
-        return f"means and sds changed by less than tol={tol:g} between the last two levels"
+        return f"the estimated error of means and sds is {largest:.2g}, below tol={tol:g}"
     parts = list(notes)
     if interrupted:
         parts.append("interrupted by the user; the best level so far")

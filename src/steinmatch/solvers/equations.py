@@ -71,18 +71,24 @@ def scores_in(target: AbstractTarget, frame: AffineMap, z: Float[Array, "n d"]) 
 
 
 def slopes_in(target: AbstractTarget, frame: AffineMap, z: Float[Array, "n d"]) -> Float[Array, "n d d"]:
-    """d s(x_i) / d z_i = H_i L: column k is the change of the score along column k of L."""
+    """d s(x_i) / d z_i = H_i L: column k is the change of the score along column k of L.
+
+    Exact ones particle after particle: 6 ms against 18 ms by blocks on the paper's RBM with n = 200, the same on its
+    mixture; and blocks of targets that call LAPACK made XLA wait for itself for ever (see `targets.evaluations`).
+    """
+
+    def exact(x: Vector) -> Float[Array, "d d"]:
+        return jax.vmap(lambda v: jax.jvp(target.score, (x,), (v,))[1], out_axes=1)(frame.root.T)
 
     def one(x: Vector) -> Float[Array, "d d"]:
-        if target.differentiable:
-            return jax.vmap(lambda v: jax.jvp(target.score, (x,), (v,))[1], out_axes=1)(frame.root.T)
-
         def difference(v: Vector) -> Vector:
             change = target.score(x + DIFFERENCE * v) - target.score(x - DIFFERENCE * v)
             return change / (2.0 * DIFFERENCE)
 
         return jax.vmap(difference, out_axes=1)(frame.root.T)
 
+    if target.differentiable:
+        return jax.lax.map(exact, frame.colour(z))
     d = z.shape[1]
     return map_row_blocks(jax.vmap(one), frame.colour(z), rows=min(z.shape[0], rows_per_block(d * d)))
 
