@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from steinmatch import targets
+from steinmatch.adaptive import Walk
 from steinmatch.bandwidths import Fixed, Median
 from steinmatch.certificate import Certificate, certify, stein_ess
 from steinmatch.discrepancy import ksd, ksd_random_features, ksd_squared, mmd
@@ -63,6 +64,7 @@ __all__ = [
     "RandomFourier",
     "SteinSolution",
     "Target",
+    "Walk",
     "Whitened",
     "certify",
     "cholesky_corr",

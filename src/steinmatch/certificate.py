@@ -19,7 +19,8 @@ from steinmatch._linalg import covariance_root, normalised, singular_values
 from steinmatch._types import ArrayLike, float64
 from steinmatch.discrepancy import ksd
 from steinmatch.features import FeatureKernel, Linear, Polynomial, RandomFourier
-from steinmatch.kernels import IMQ, AbstractKernel, AffineMap, Scaled, Sum, Whitened
+from steinmatch.coordinates import AffineMap
+from steinmatch.kernels import IMQ, AbstractKernel, Scaled, Sum, Whitened
 from steinmatch.stein import compiled_features_at, images_at, residual_at
 from steinmatch.svgd import scaled_residual_at, velocity_at
 from steinmatch.targets import AbstractTarget, Gaussian, scores_at

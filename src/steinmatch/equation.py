@@ -23,7 +23,8 @@ from scipy.sparse.linalg import lsmr
 
 from steinmatch._checks import as_particles, as_weights
 from steinmatch._types import ArrayLike, Vector, float64, plain
-from steinmatch.kernels import AbstractKernel, AffineMap, Scaled, Sum, Whitened
+from steinmatch.coordinates import AffineMap
+from steinmatch.kernels import AbstractKernel, Scaled, Sum, Whitened
 from steinmatch.stein import compiled_images_at, compiled_scores_at, images_at, stein_kernel_matrix, values_at
 from steinmatch.targets import AbstractTarget
 

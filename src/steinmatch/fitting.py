@@ -5,7 +5,8 @@
     solver   how the fixed point is reached                 (solvers)
 
 `fit` checks its input, draws the start, binds the kernel, runs the solver and hands back a `Fit`, a plain record.
-Without a kernel it is automatic: features are added level by level until means and sds stand still (adaptive).
+Without a kernel it is automatic: a frame in which the target is nearly normal, a walk of many chains in it, and weights
+that make Stein's equations exact, until the standard errors of means and sds are within a tolerance (adaptive).
 """
 
 import dataclasses
@@ -23,10 +24,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from steinmatch._checks import as_particles, known_name, positive_integer, positive_number
 from steinmatch._linalg import numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
-from steinmatch.adaptive import Error, Level, adapt
+from steinmatch.adaptive import Error, Round, Walk, Walked
 from steinmatch.certificate import Certificate, certify
-from steinmatch.features import Linear, LinearRandom, Products
-from steinmatch.kernels import IMQ, RBF, AbstractKernel, AffineMap, Matern, Whitened
+from steinmatch.features import Linear, LinearRandom
+from steinmatch.adaptive.plainly import unplaced
+from steinmatch.coordinates import AffineMap, PulledBack
+from steinmatch.kernels import IMQ, RBF, AbstractKernel, Matern, Whitened
 from steinmatch.matching import MatchingSet
 from steinmatch.plots import plot_particles
 from steinmatch.progress import progress_bar
@@ -59,7 +62,9 @@ _SOLVERS: dict[str, Callable[[], AbstractSolver]] = {
     "annealed": Annealed,
     "descent": Descent,
     "levenberg-marquardt": LevenbergMarquardt,
+    "walk": Walk,
 }
+_STARTS = 16  # points at which the automatic fit first looks at a target
 _PARTICLES_A_FEATURE = 1.4  # of a refined fit, at least: with hardly more particles than features a root may not exist
 
 
@@ -83,7 +88,8 @@ class Fit:
     frame: AffineMap | None  # x = mu + L z of the affine phase, where there was one
     seed: int
     error: Error | None = None  # of means and sds of the constrained parameters, in posterior sds (automatic fit)
-    levels: tuple[Level, ...] = ()  # of the automatic fit
+    rounds: tuple[Round, ...] = ()  # of the automatic fit
+    walked: Walked | None = dataclasses.field(default=None, repr=False)  # what the automatic fit can go on from
 
     @property
     def mean(self) -> Float[np.ndarray, " d"]:
@@ -108,7 +114,12 @@ class Fit:
 
     @functools.cached_property
     def certificate(self) -> Certificate:
-        """What is exact about the particles, and how exact: computed when it is first asked for."""
+        """What is exact about the particles, and how exact: computed when it is first asked for.
+
+        Where the automatic fit used a frame that is not affine, of the target as it is seen through that frame.
+        """
+        if self.walked is not None and not isinstance(self.walked.frame, AffineMap):
+            return certify(PulledBack(self.target, self.walked.frame), Linear(), unplaced(self.walked.frame, self.particles), self.weights)
         return certify(self.target, self.kernel, self.particles, self.weights, frame=self.frame)
 
     @functools.cached_property
@@ -153,6 +164,14 @@ class Fit:
         after = float(np.max(refined.matching_set.distance(f).relative))
         note = f"for the query, f was {before:.1e} sds from the matching set and is now {after:.1e}"
         return dataclasses.replace(refined, reason=f"{refined.reason}; {note}")
+
+    def walk(self, n: int, *, tol: float | None = None, max_seconds: float | None = None, progress: bool = True) -> "Fit":
+        """A new fit with at least n further draws: the chains of this one go on. Of an automatic fit only."""
+        if self.walked is None:
+            raise ValueError("walk: this fit has no chains to go on from; fit(target), without a kernel, has.")
+        more = len(self.walked.z) + positive_integer(n, "n", "walk")
+        solver = Walk(0.02 if tol is None else tol, least_draws=more, seed=self.seed, resume=self.walked)
+        return fit(self.target, solver=solver, seed=self.seed, max_seconds=max_seconds, progress=progress)
 
     def summary(self) -> Summary:
         """Mean, sd and quantiles of the model's own parameters (the `constrain` of the target)."""
@@ -212,7 +231,7 @@ def fit(
     *,
     kernel: AbstractKernel | str | None = None,
     solver: AbstractSolver | str = "auto",
-    init: ArrayLike | Callable[[PRNGKeyArray, int], ArrayLike] | None = None,
+    init: "ArrayLike | Callable[[PRNGKeyArray, int], ArrayLike] | Fit | None" = None,
     seed: int = 0,
     tol: float = 0.02,
     max_steps: int | None = None,
@@ -221,23 +240,26 @@ def fit(
     progress: bool = True,
     ensure_rank: bool = False,
 ) -> Fit:
-    """Particles whose averages can be trusted: a fixed point of SVGD, v(x_i) = 0 for all i.
+    """Particles whose averages can be trusted.
 
-    `fit(target)` is automatic: it chooses features and particles so that means and sds of the parameters are within
-    `tol` posterior sds, with a stated `error`, or says why not. `fit(target, n, kernel=...)` solves for one kernel.
+    `fit(target)` is automatic: weighted draws of chains, with a standard error of every mean and sd. It goes on until
+    twice those errors are within `tol` posterior sds, or says why not. `fit(target, n, kernel=...)` solves for a fixed
+    point of SVGD with that kernel, v(x_i) = 0 for all i.
 
     **Arguments:**
 
     - `target`: a `Target`, or one of `steinmatch.targets`.
-    - `n_particles`: n; the automatic fit chooses it, with a kernel it is 100 unless given here or by `init`.
+    - `n_particles`: n; the automatic fit chooses it (a number given here is drawn from its weighted draws), with a
+      kernel it is 100 unless given here or by `init`.
     - `kernel`: what the particles must match; a kernel, or the name of one with its defaults. Without one the fit is
       automatic; with a solver but no kernel it is RBF.
     - `solver`: how the fixed point is reached. "auto": the affine phase and Levenberg-Marquardt for feature kernels;
       the affine phase, descent and Levenberg-Marquardt for full-rank kernels.
     - `init`: the start: an array (n, d), or a function (key, n) -> (n, d) such as the `sample` of a target; standard
-      normal draws by default.
+      normal draws by default. Or an earlier fit: the automatic fit starts from its frame and, for the same target, goes
+      on from its draws; with a kernel its particles are the start.
     - `seed`: of the start and of random features. Same seed, same result.
-    - `tol`: of the automatic fit: the largest error of means, in posterior sds, and of sds, relative.
+    - `tol`: of the automatic fit: twice the largest standard error of means, in posterior sds, and of sds, relative.
     - `max_steps`, `max_seconds`, `max_gradients`: the budget; the best particles so far are returned.
     - `progress`: show a bar where the output is a terminal.
     - `ensure_rank`: where the features' rank condition (Theorem 3.2) fails although n >= m, run again with half as many
@@ -261,8 +283,10 @@ def fit(
         None if max_seconds is None else positive_number(max_seconds, "max_seconds", "fit"),
         None if max_gradients is None else positive_integer(max_gradients, "max_gradients", "fit"),
     )
-    if kernel is None and chosen_solver is None:
-        return _automatic(target, n_particles, init, seed, accuracy, budget, progress)
+    if kernel is None and (chosen_solver is None or isinstance(chosen_solver, Walk)):
+        return _automatic(target, n_particles, chosen_solver, init, seed, accuracy, budget, progress)
+    if isinstance(init, Fit):
+        init = init.particles
     start_key, kernel_key = jax.random.split(jax.random.key(seed))
     particles = _start(target, n_particles, init, start_key)
     reruns = ""
@@ -301,39 +325,76 @@ def fit(
 
 
 def _automatic(
-    target: AbstractTarget, n_particles: int | None, init: Any, seed: int, tol: float, budget: Budget, progress: bool
+    target: AbstractTarget,
+    n_particles: int | None,
+    solver: Walk | None,
+    init: Any,
+    seed: int,
+    tol: float,
+    budget: Budget,
+    progress: bool,
 ) -> Fit:
-    """The automatic fit: `adapt`, as a `Fit`."""
+    """The automatic fit: `Walk`, run by the loop of all solvers."""
     started = time.monotonic()
     n = None if n_particles is None else positive_integer(n_particles, "n_particles", "fit")
-    particles = np.asarray(_start(target, 32 if init is None else n, init, jax.random.key(seed), some=True))
-    centre = scale = None
-    if init is not None:
-        centre = particles.mean(axis=0)
-        scale = np.maximum(particles.std(axis=0), 1e-3) if len(particles) > 1 else None
+    earlier, starts = None, 0
+    if isinstance(init, Fit):
+        earlier, init = init.walked, init.particles
+    if solver is None:
+        solver = Walk(tol, least_draws=n or 1, seed=seed, centred=init is not None, resume=earlier)
+    if solver.resume is None:
+        particles = np.asarray(_start(target, _STARTS if init is None else None, init, jax.random.key(seed), some=True))
+        starts = len(particles)
+    else:
+        particles = solver.resume.z[:1]
+    problem = Problem(target, Linear(), jnp.full(len(particles), 1.0 / len(particles)))
     with progress_bar(progress, "automatic fit", None) as report:
-        found = adapt(target, tol, seed, budget, report, centre, scale, n)
-    features = found.features
-    kernel = Whitened(Products(features.exponents, features.variables), found.frame)
+        found = solver.solve(problem, jnp.asarray(particles), budget, report)
+    walked: Walked | None = found.outcome
+    weights, particles, error = found.weights, np.asarray(found.particles), None if walked is None else walked.error
+    reason = found.reason
+    if walked is None:
+        unknown = np.full(constrained_values(target, particles[:1])[1].shape[1], np.inf)
+        error = Error(unknown, unknown)
+    elif not found.converged and walked.rounds and walked.rounds[-1].error > 0.0 and "standard error" not in reason:
+        reason += f"; the largest standard error of a mean or sd is {walked.error.largest:.2g}, tol={solver.tol:g}"
+    assert error is not None
+    if n is not None and len(particles) > n:
+        particles, weights, error = _drawn(target, particles, weights, error, n, seed)
     return Fit(
         target=target,
-        kernel=plain(kernel),
-        particles=found.particles,
-        weights=np.full(len(found.particles), 1.0 / len(found.particles)),
-        converged=found.converged,
-        reason=found.reason,
+        kernel=plain(found.kernel),
+        particles=particles,
+        weights=weights,
+        converged=found.converged and 2.0 * error.largest <= solver.tol,
+        reason=reason,
         residual=found.residual,
         n_steps=found.n_steps,
-        n_gradients=found.n_gradients + len(particles),
+        n_gradients=found.n_gradients + starts,
         n_hvps=found.n_hvps,
-        n_nonfinite=0,
+        n_nonfinite=found.n_nonfinite,
         seconds=time.monotonic() - started,
-        history={"residual": np.array([level.residual for level in found.levels])},
+        history=found.history,
         frame=plain(found.frame),
         seed=seed,
-        error=found.error,
-        levels=found.levels,
+        error=error,
+        rounds=() if walked is None else walked.rounds,
+        walked=walked,
     )
+
+
+def _drawn(
+    target: AbstractTarget, particles: np.ndarray, weights: np.ndarray, error: Error, n: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, Error]:
+    """n of the weighted draws, by systematic resampling: equal weights, and errors with what that adds."""
+    comb = (np.arange(n) + np.random.default_rng(seed).uniform()) / n
+    chosen = particles[np.minimum(np.searchsorted(np.cumsum(weights), comb), len(weights) - 1)]
+    (_, before), (_, after) = constrained_values(target, particles), constrained_values(target, chosen)
+    mean = weights @ before
+    sd = np.sqrt(weights @ (before - mean) ** 2)
+    unit = np.where(sd > 0.0, sd, 1.0)
+    more = (after.mean(axis=0) - mean) / unit, after.std(axis=0) / unit - (sd > 0.0)
+    return chosen, np.full(n, 1.0 / n), Error(*(np.hypot(a, b) for a, b in zip(error, more, strict=True)))
 
 
 def _solver_for(problem: Problem, n: int) -> AbstractSolver:
@@ -374,7 +435,7 @@ def _start(
         particles = as_particles(init(key, n) if callable(init) else init, "fit (init)", target.dim)
         if n_particles is not None and particles.shape[0] != n:
             raise ValueError(f"fit: n_particles={n}, but init holds {particles.shape[0]} particles; give one of them.")
-    densities, scores = Evaluations(target)(np.asarray(particles))
+    densities, scores = Evaluations(target, min(len(particles), 64))(np.asarray(particles))
     densities = np.zeros(len(particles)) if target.log_density is None else densities
     for values, name in ((densities, "log density"), (scores, "gradient of the log density")):
         bad = ~np.isfinite(values.reshape(len(particles), -1)).all(axis=1)

@@ -7,10 +7,11 @@ import numpy as np
 
 from steinmatch import storage
 from steinmatch._types import float64, plain
-from steinmatch.adaptive import Error, Level
+from steinmatch.adaptive import Error, Round
 from steinmatch.features import Products
 from steinmatch.fitting import Fit
-from steinmatch.kernels import AffineMap, Whitened
+from steinmatch.coordinates import AffineMap
+from steinmatch.kernels import Whitened
 from steinmatch.targets import AbstractTarget
 
 
@@ -44,5 +45,5 @@ def load(path: str | Path, target: AbstractTarget | None = None) -> Fit:
         frame=plain(frame),
         seed=int(attributes["seed"]),
         error=Error(arrays["error_mean"], arrays["error_sd"]) if "error_mean" in arrays else None,
-        levels=tuple(Level(**level) for level in attributes["levels"]),
+        rounds=tuple(Round(**found) for found in attributes["rounds"]),
     )

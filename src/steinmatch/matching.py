@@ -22,7 +22,8 @@ from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.discrepancy import ksd
 from steinmatch.equation import SteinSolution, stein_equation
 from steinmatch.features import FeatureKernel
-from steinmatch.kernels import AbstractKernel, AffineMap
+from steinmatch.coordinates import AffineMap
+from steinmatch.kernels import AbstractKernel
 from steinmatch.stein import (
     compiled_features_at,
     compiled_images_at,

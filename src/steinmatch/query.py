@@ -18,7 +18,8 @@ from steinmatch.bandwidths import Fixed
 from steinmatch.certificate import EXACT
 from steinmatch.equation import stein_equation
 from steinmatch.features import FeatureKernel, Polynomial
-from steinmatch.kernels import IMQ, RBF, AbstractKernel, AffineMap, Whitened
+from steinmatch.coordinates import AffineMap
+from steinmatch.kernels import IMQ, RBF, AbstractKernel, Whitened
 from steinmatch.matching import Distance, MatchingSet
 from steinmatch.stein import compiled_features_at, values_at
 

@@ -84,7 +84,7 @@ def inference_data(fit: Any) -> Any:
 
 
 def _attributes(fit: Any, info: ModelInfo) -> dict[str, Any]:
-    """The verdict, the certificate, and what `read` needs to give the fit back."""
+    """The verdict, the certificate where it was computed, and what `read` needs to give the fit back."""
     names, _ = constrained_values(fit.target, fit.particles)
     return {
         "steinmatch_format": FORMAT,
@@ -93,9 +93,9 @@ def _attributes(fit: Any, info: ModelInfo) -> dict[str, Any]:
         "variables": list(variables(fit.target, fit.particles)),
         "dims": {name: list(dims) for name, dims in info.dims.items()},
         "coords": {name: [str(value) for value in values] for name, values in info.coords.items()},
-        "levels": [dataclasses.asdict(level) for level in fit.levels],
+        "rounds": [dataclasses.asdict(found) for found in fit.rounds],
         "kernel": type(_features(fit) or fit.kernel).__name__,
-        "certificate": "" if isinstance(fit.target, SavedTarget) else str(fit.certificate),
+        "certificate": str(fit.certificate) if "certificate" in vars(fit) else "",
         **{name: getattr(fit, name) for name in _SAVED},
     }
 

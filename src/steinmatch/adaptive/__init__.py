@@ -1,5 +1,6 @@
-"""The automatic fit: levels of features, error estimates, a verdict."""
+"""The automatic fit: frame, walk, weigh."""
 
-from steinmatch.adaptive.automatic import Adapted, Error, Level, adapt
+from steinmatch.adaptive.verdict import Error
+from steinmatch.adaptive.walking import Round, Walk, Walked
 
-__all__ = ["Adapted", "Error", "Level", "adapt"]
+__all__ = ["Error", "Round", "Walk", "Walked"]

@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro.distributions import Unit
 from numpyro.handlers import uncondition
 from numpyro.infer import Predictive
-from numpyro.infer.util import initialize_model
+from numpyro.infer.util import initialize_model, unconstrain_fn
 
 from steinmatch._types import Vector, float64
 from steinmatch.targets import ModelInfo, Target
@@ -61,6 +61,13 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
         drawn = Predictive(_Unobserved(model), latent)(jax.random.key(seed), *args, **kwargs)
         return {name: value for name, value in drawn.items() if name not in factors}
 
+    def unconstrain(values: dict[str, np.ndarray]) -> np.ndarray:
+        def one(params: dict) -> jax.Array:
+            return ravel_pytree({k: unconstrain_fn(model, args, kwargs, params)[k] for k in start})[0]
+
+        with jax.enable_x64(True):
+            return np.asarray(jax.vmap(one)({name: jax.numpy.asarray(values[name]) for name in start}))
+
     dims, coords, factors = {}, {}, set()
     for name, site in info.model_trace.items():
         if site["type"] == "sample" and isinstance(site["fn"], Unit):  # what numpyro.factor makes
@@ -72,4 +79,4 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
                 extra = [f"{name}_dim_{i}" for i in range(len(shape) - len(frames))]
                 dims[name] = [*(frame.name for frame in frames), *extra]
                 coords |= {frame.name: list(range(frame.size)) for frame in frames}
-    return Target(log_density, dim=flat.size, constrain=constrain, info=ModelInfo(dims, coords, predict))
+    return Target(log_density, dim=flat.size, constrain=constrain, info=ModelInfo(dims, coords, predict, unconstrain))

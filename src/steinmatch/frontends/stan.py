@@ -66,8 +66,7 @@ def from_stan(program: str | Path, data: Mapping[str, Any] | str | Path | None =
         return out.reshape(*x.shape[:-1], k)
 
     def constrain(x: Vector) -> dict:
-        result = jax.ShapeDtypeStruct((k,), jnp.float64)
-        flat = jax.pure_callback(constrained, result, x, vmap_method="broadcast_all")
+        (flat,) = on_host(lambda points: (constrained(points),), ((k,),), x, many=True)
         values, start = {}, 0
         for name, shape in shapes.items():
             size = int(np.prod(shape))
@@ -82,8 +81,8 @@ def _with_gradient(evaluate: Callable, d: int) -> Callable[[Vector], jax.Array]:
     """A log density for JAX whose value and gradient come from one call."""
 
     def both(x: Vector) -> tuple[jax.Array, jax.Array]:
-        results = (jax.ShapeDtypeStruct((), jnp.float64), jax.ShapeDtypeStruct((d,), jnp.float64))
-        return jax.pure_callback(evaluate, results, x, vmap_method="broadcast_all")
+        value, gradient = on_host(evaluate, ((), (d,)), x, many=True)
+        return value, gradient
 
     @jax.custom_vjp
     def log_density(x: Vector) -> jax.Array:

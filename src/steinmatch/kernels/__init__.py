@@ -1,6 +1,6 @@
 """Kernels of two points, their sums and scalings."""
 
-from steinmatch.kernels.base import AbstractKernel, AffineMap, Scaled, Sum, Whitened
+from steinmatch.kernels.base import AbstractKernel, Scaled, Sum, Whitened
 from steinmatch.kernels.radial import IMQ, RBF, AbstractRadialKernel, Matern, PairKernel
 
 __all__ = [
@@ -8,7 +8,6 @@ __all__ = [
     "RBF",
     "AbstractKernel",
     "AbstractRadialKernel",
-    "AffineMap",
     "Matern",
     "PairKernel",
     "Scaled",

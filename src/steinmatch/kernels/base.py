@@ -19,8 +19,9 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from steinmatch._checks import positive_number
-from steinmatch._linalg import covariance_root, normalised
+from steinmatch._linalg import normalised
 from steinmatch._types import Scalar, Vector
+from steinmatch.coordinates import AbstractFrame, AffineMap, whiten_all
 
 
 class AbstractKernel(eqx.Module):
@@ -151,45 +152,23 @@ class Scaled(AbstractKernel):
         return self.kernel.mean_gradient(particles, weights)
 
 
-class AffineMap(eqx.Module):
-    """x = shift + root z, with root lower triangular; z are the whitened coordinates."""
-
-    shift: Float[Array, " d"]
-    root: Float[Array, "d d"]
-
-    @staticmethod
-    def of_particles(particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> "AffineMap":
-        """The particles' mean and a root of their covariance."""
-        return AffineMap(weights @ particles, covariance_root(particles, weights))
-
-    def whiten(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
-        """z = root^{-1} (x - shift), for one point or many."""
-        centred = jnp.atleast_2d(x) - self.shift[None, :]
-        z = jax.scipy.linalg.solve_triangular(self.root, centred.T, lower=True).T
-        return z.reshape(x.shape)
-
-    def colour(self, z: Float[Array, "... d"]) -> Float[Array, "... d"]:
-        """x = shift + root z, for one point or many."""
-        x = jnp.atleast_2d(z) @ self.root.T + self.shift[None, :]
-        return x.reshape(z.shape)
-
-
 class Whitened(AbstractKernel):
-    """k(z_x, z_y) with z = L^{-1} (x - mu): a kernel of the whitened point, a different kernel than k(x, y).
+    """k(z_x, z_y) with z = L^{-1} (x - mu): a kernel pulled back through a frame, a different kernel than k(x, y).
 
     mu and L are those of the affine phase or, without one, the mean and a Cholesky root of the covariance of the
-    particles at binding; or those of `frame`, where it is given.
+    particles at binding; or z = T^{-1}(x) of the `frame`
+    that is given, which need not be affine.
     """
 
     kernel: AbstractKernel
-    frame: AffineMap | None
+    frame: AbstractFrame | None
     given: bool = eqx.field(static=True)  # the user gave the frame: it stays
 
-    def __init__(self, kernel: AbstractKernel, frame: AffineMap | None = None, given: bool | None = None):
+    def __init__(self, kernel: AbstractKernel, frame: AbstractFrame | None = None, given: bool | None = None):
         self.kernel, self.frame = kernel, frame
         self.given = frame is not None if given is None else given
 
-    def _frame(self) -> AffineMap:
+    def _frame(self) -> AbstractFrame:
         if self.frame is None:
             raise TypeError("Whitened: bind the kernel first, kernel.bind(key, particles), so that it knows its scale.")
         return self.frame
@@ -202,11 +181,11 @@ class Whitened(AbstractKernel):
         frame = self.frame
         if frame is None:
             frame = AffineMap.of_particles(particles, normalised(None, particles.shape[0]))
-        return Whitened(self.kernel.bind(key, frame.whiten(particles)), frame, self.given)
+        return Whitened(self.kernel.bind(key, whiten_all(frame, particles)), frame, self.given)
 
     def hold(self, particles: Float[Array, "n d"]) -> "Whitened":
         frame = self._frame()
-        return Whitened(self.kernel.hold(frame.whiten(particles)), frame, self.given)
+        return Whitened(self.kernel.hold(whiten_all(frame, particles)), frame, self.given)
 
     def reframe(self, frame: AffineMap) -> "Whitened":
         return self if self.given else Whitened(self.kernel, frame, self.given)
@@ -222,5 +201,7 @@ class Whitened(AbstractKernel):
 
     def mean_gradient(self, particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> Float[Array, "m d"]:
         frame = self._frame()
+        if not isinstance(frame, AffineMap):
+            return AbstractKernel.mean_gradient(self, particles, weights)
         gradient = self.kernel.mean_gradient(frame.whiten(particles), weights)
         return jax.scipy.linalg.solve_triangular(frame.root, gradient.T, lower=True, trans="T").T

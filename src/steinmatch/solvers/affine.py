@@ -9,9 +9,11 @@ which serves as the merit function: a step is taken only if it raises B. It does
 hierarchical model lies at infinity. In whitened coordinates the curvature of -log p, averaged over the particles, is
 M = -sym(E[z s^T] L), and the steps L <- L M^{-t/2}, mu <- mu + t L M^{-1} L^T E[s] are Newton's for a Gaussian target:
 exact at t = 1. Eigenvalues of M are taken by their absolute values and clipped, so that indefinite curvature does no
-harm; t is halved until B rises. A bound of -inf or nan is no rise, so non-finite scores only shrink the step.
+harm, and shifts are limited to some sds: a trust region, which grows fourfold with every step that it limited and that
+raised B, so that a mean ten thousand sds away is reached in ten steps; t is halved until B rises. A bound of -inf or nan
+is no rise, so non-finite scores only shrink the step.
 
-First L is diagonal, from several starts, of which the best bound goes on; then L is full.
+It begins from the best of several scales, with a diagonal L where there are too few points for a full one.
 """
 
 import dataclasses
@@ -25,17 +27,19 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from steinmatch._checks import positive_integer, positive_number
-from steinmatch.kernels import AffineMap
+from steinmatch.coordinates import AffineMap
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem, whitening
 from steinmatch.svgd import scaled_residual_at
 from steinmatch.targets import AbstractTarget, Evaluations, scores_at
 
-_CLIP = 16.0  # a step changes a scale by at most the root of this, and by more only where the bound goes on rising
-_HALVINGS = 12
+_CLIP = 16.0  # a step of the first trust region changes a scale by at most the root of this
+_FAR = 3.0  # ... and a mean by at most this times sqrt(d), in sds
+_GROWTH, _MOST = 4.0, 1e8  # of the trust region
+_HALVINGS = 14
+_SLOW = 0.05  # nats a dimension: a diagonal step that gains less makes way for full ones, which gain more a gradient
 START_SCALES = (1.0, 0.1, 10.0, 0.01)
 _NO_GAINS: tuple[float, ...] = ()
 _NOWHERE = "the log density or its gradient is not finite around any of the starts: give init="
-_START_STEPS = 4  # diagonal steps of each start before the best one is chosen
 
 
 class Bound(NamedTuple):
@@ -55,8 +59,9 @@ class AffineState:
     frame: AffineMap
     bound: Bound
     diagonal: bool
-    length: float
+    length: float  # of the last step, at most 1
     gains: tuple[float, ...]
+    trust: float = 1.0  # size of the trust region
 
 
 class Affine(AbstractStepSolver):
@@ -86,7 +91,7 @@ class Affine(AbstractStepSolver):
         evaluate = Evaluations(problem.target)
         sd = np.sqrt(np.sum(np.asarray(start.root) ** 2, axis=1))
         best = first_bound(evaluate, z, own, np.asarray(start.shift), sd)
-        reason = "" if _usable(best.bound) else _NOWHERE
+        reason = "" if usable(best.bound) else _NOWHERE
         past = Iterate(particles, problem.kernel, np.inf)
         return self._iterate(problem, best, past, evaluate.n_gradients, reason)
 
@@ -154,19 +159,17 @@ def first_bound(
     shift: np.ndarray,
     sd: np.ndarray,
     scales: tuple[float, ...] = START_SCALES,
+    diagonal: bool = True,
+    begun: AffineMap | None = None,
 ) -> AffineState:
-    """The best of several diagonal starts around `shift`, each after a few steps."""
+    """The best of several scales around `shift`; or the one frame where it is to begin."""
     candidates = []
     for scale in scales:
-        frame = AffineMap(jnp.asarray(shift), jnp.asarray(np.diag(scale * sd)))
-        state = AffineState(z, own, frame, _bound(evaluate, frame, z), True, 1.0, _NO_GAINS)
-        for _ in range(_START_STEPS):
-            if not _usable(state.bound):
-                break
-            state = _step(evaluate, state)
+        frame = AffineMap(jnp.asarray(shift), jnp.asarray(np.diag(scale * sd))) if begun is None else begun
+        state = AffineState(z, own, frame, _bound(evaluate, frame, z), diagonal, 1.0, _NO_GAINS)
         candidates.append(state)
-    usable = [state for state in candidates if _usable(state.bound)]
-    return max(usable, key=_merit) if usable else candidates[0]
+    finite = [state for state in candidates if usable(state.bound)]
+    return max(finite, key=_merit) if finite else candidates[0]
 
 
 def raise_bound(evaluate: Evaluations, state: AffineState, tol: float) -> tuple[AffineState, float, bool]:
@@ -177,10 +180,15 @@ def raise_bound(evaluate: Evaluations, state: AffineState, tol: float) -> tuple[
     if not state.diagonal:
         return following, error, error <= tol or stalled
     # A diagonal L only prepares the full one: it ends when the bound rises slowly.
-    ends = error <= tol or stalled or len(following.gains) >= 40 or min(following.gains) < 0.02
+    ends = error <= tol or stalled or len(following.gains) >= 40 or following.gains[-1] < _SLOW * state.z.shape[1]
     if ends and state.z.shape[1] > 1:
         return dataclasses.replace(following, diagonal=False, length=1.0, gains=_NO_GAINS), error, False
     return following, error, ends
+
+
+def bound_error(state: AffineState) -> float:
+    """By how much the affine equations fail."""
+    return _error(state.bound, state.diagonal)
 
 
 def _bound(evaluate: Evaluations, frame: AffineMap, z: np.ndarray) -> Bound:
@@ -192,7 +200,7 @@ def _bound(evaluate: Evaluations, frame: AffineMap, z: np.ndarray) -> Bound:
         return Bound(value, root.T @ np.mean(scores, axis=0), -0.5 * (product + product.T))
 
 
-def _usable(bound: Bound) -> bool:
+def usable(bound: Bound) -> bool:
     return bool(np.isfinite(bound.gradient).all() and np.isfinite(bound.curvature).all()) and not np.isposinf(
         bound.value
     )
@@ -210,41 +218,49 @@ def _error(bound: Bound, diagonal: bool) -> float:
 
 
 def _moved(
-    frame: AffineMap, bound: Bound, length: float, diagonal: bool
-) -> tuple[AffineMap, np.ndarray, np.ndarray, np.ndarray]:
-    """The frame after a step of this length, the rotation Q of z that keeps L triangular (x = L Q^T z), and the step
-    itself (shift, log of the stretch) in the new coordinates.
+    frame: AffineMap, bound: Bound, length: float, trust: float, diagonal: bool
+) -> tuple[AffineMap, np.ndarray, np.ndarray, np.ndarray, bool]:
+    """The frame after a step of this length, the rotation Q of z that keeps L triangular (x = L Q^T z), the step
+    itself (shift, log of the stretch) in the new coordinates, and whether the trust region limited it.
     """
     root = np.asarray(frame.root)
     values, vectors = np.linalg.eigh(np.diag(np.diagonal(bound.curvature)) if diagonal else bound.curvature)
-    values = np.clip(np.abs(values), 1.0 / _CLIP, _CLIP)
+    clip, far = _CLIP * trust, _FAR * np.sqrt(len(values)) * trust
+    limited = bool(np.abs(values).max() > clip)
+    values = np.clip(np.abs(values), 1.0 / clip, clip)
     shift = vectors @ ((vectors.T @ bound.gradient) / values)
     # A step far outside of the particles' own spread is only trusted for its direction.
-    shift = shift * min(1.0, 3.0 * np.sqrt(len(shift)) / max(float(np.linalg.norm(shift)), 1e-300))
+    distance = float(np.linalg.norm(shift))
+    limited = limited or bool(distance > far)
+    shift = shift * min(1.0, far / max(distance, 1e-300))
     log_scale = vectors @ (-0.5 * np.log(values)[:, None] * vectors.T)
     stretch = vectors @ (values[:, None] ** (-0.5 * length) * vectors.T)
     rotation, upper = np.linalg.qr((root @ stretch).T)
     signs = np.where(np.diagonal(upper) < 0.0, -1.0, 1.0)
     rotation, lower = rotation * signs[None, :], (upper * signs[:, None]).T
     moved = AffineMap(frame.shift + length * (root @ shift), jnp.asarray(lower))
-    return moved, rotation, rotation.T @ shift, rotation.T @ log_scale @ rotation
+    return moved, rotation, rotation.T @ shift, rotation.T @ log_scale @ rotation, limited
 
 
 def _step(evaluate: Evaluations, state: AffineState) -> AffineState:
     """One step, halved until the bound rises. Length 0 where no step rises."""
-    length = min(1.0, 2.0 * state.length)
+    length, trust = min(1.0, 2.0 * state.length), state.trust
     for _ in range(_HALVINGS):
-        frame, rotation, shift, log_scale = _moved(state.frame, state.bound, length, state.diagonal)
+        frame, rotation, shift, log_scale, limited = _moved(state.frame, state.bound, length, trust, state.diagonal)
         z = state.z @ rotation
         bound = _bound(evaluate, frame, z)
         gain = _gain(state.bound, bound, rotation, shift, log_scale, length)
         # Near the solution the rise of B drowns in its rounding; the equations themselves then decide.
         rounding = 1e-12 * (1.0 + abs(float(np.nan_to_num(state.bound.value))))
         closer = abs(gain) <= rounding and _error(bound, state.diagonal) < _error(state.bound, state.diagonal)
-        if _usable(bound) and (gain > rounding or closer):
+        if usable(bound) and (gain > rounding or closer):
             own = z if state.own is state.z else state.own @ rotation
-            return AffineState(z, own, frame, bound, state.diagonal, length, (*state.gains, gain))
-        length *= 0.5
+            wider = min(_GROWTH * trust, _MOST) if limited and length == 1.0 else trust
+            return AffineState(z, own, frame, bound, state.diagonal, length, (*state.gains, gain), wider)
+        if trust > 1.0:
+            trust = max(1.0, trust / _GROWTH)
+        else:
+            length *= 0.5
     return dataclasses.replace(state, length=0.0, gains=(*state.gains, 0.0))
 
 

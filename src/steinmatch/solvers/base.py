@@ -14,7 +14,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float
 
-from steinmatch.kernels import AbstractKernel, AffineMap
+from steinmatch.coordinates import AffineMap
+from steinmatch.kernels import AbstractKernel
 from steinmatch.targets import AbstractTarget
 
 
@@ -59,6 +60,9 @@ class Iterate:
     frame: AffineMap | None = None
     history: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # of the steps just taken
     memory: Any = None  # the solver's own
+    weights: Any = None  # (n,), where the solver weighs its particles
+    outcome: Any = None  # what the solver has to say beyond particles and weights
+    latest: bool = False  # a later iterate is better, whatever its residual
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +81,8 @@ class Solution:
     frame: AffineMap | None
     history: dict[str, np.ndarray]
     interrupted: bool = False  # by Ctrl-C
+    weights: Any = None
+    outcome: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,13 +96,20 @@ class Budget:
     used_seconds: float = 0.0
     used_gradients: int = 0
 
+    def exhausted(self, n_gradients: int, started: float) -> bool:
+        """Whether time or gradients are used up, in the midst of a step."""
+        seconds = self.used_seconds + time.monotonic() - started
+        return (self.max_gradients is not None and self.used_gradients + n_gradients >= self.max_gradients) or (
+            self.max_seconds is not None and seconds >= self.max_seconds
+        )
+
     def minus(self, solution: "Solution", seconds: float) -> "Budget":
         """The budget after a solve."""
         return dataclasses.replace(
             self,
             used_steps=self.used_steps + solution.n_steps,
             used_seconds=self.used_seconds + seconds,
-            used_gradients=self.used_gradients + solution.n_gradients,
+            used_gradients=self.used_gradients + solution.n_gradients + 2 * solution.n_hvps,
         )
 
     def steps_left(self, iterate: Iterate, gradients_a_step: int) -> int | None:
@@ -105,7 +118,7 @@ class Budget:
         if self.max_steps is not None:
             limits.append(self.max_steps - self.used_steps - iterate.n_steps)
         if self.max_gradients is not None:
-            left = self.max_gradients - self.used_gradients - iterate.n_gradients
+            left = self.max_gradients - self.used_gradients - iterate.n_gradients - 2 * iterate.n_hvps
             limits.append(max(1, -(-left // gradients_a_step)))
         return min(limits, default=None)
 
@@ -113,7 +126,8 @@ class Budget:
         """Which limit is reached, in words; empty while there is budget."""
         if self.max_steps is not None and self.used_steps + iterate.n_steps >= self.max_steps:
             return f"stopped after max_steps={self.max_steps} steps"
-        if self.max_gradients is not None and self.used_gradients + iterate.n_gradients >= self.max_gradients:
+        gradients = iterate.n_gradients + 2 * iterate.n_hvps
+        if self.max_gradients is not None and self.used_gradients + gradients >= self.max_gradients:
             return f"stopped after max_gradients={self.max_gradients} gradients"
         if self.max_seconds is not None and self.used_seconds + time.monotonic() - started >= self.max_seconds:
             return f"stopped after max_seconds={self.max_seconds:g} seconds"
@@ -174,7 +188,7 @@ def iterate_steps(
                 break
             iterate = solver.step(problem, iterate, budget)
             histories.append(iterate.history)
-            if not best.residual <= iterate.residual or iterate.converged:
+            if not best.residual <= iterate.residual or iterate.converged or iterate.latest:
                 best = dataclasses.replace(iterate, memory=None)  # which may be large
             report(iterate)
     except KeyboardInterrupt:
@@ -196,6 +210,8 @@ def iterate_steps(
         frame=best.frame,
         history=joined(histories),
         interrupted=interrupted,
+        weights=best.weights,
+        outcome=best.outcome,
     )
 
 

@@ -34,7 +34,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from steinmatch._checks import positive_integer, positive_number
-from steinmatch.kernels import AbstractKernel, AffineMap
+from steinmatch.coordinates import AffineMap
+from steinmatch.kernels import AbstractKernel
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem, coloured, whitened, whitening
 from steinmatch.solvers.equations import Equations, equations_at, largest_residual, scores_in, slope_cost
 from steinmatch.solvers.preconditioner import Factor

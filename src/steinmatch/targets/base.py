@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from steinmatch._checks import positive_integer
 from steinmatch._types import Scalar, Vector, float64
+from steinmatch.targets.host import on_host
 
 # What JAX raises when a function asks a traced value for its number, as NumPy and SciPy functions do.
 _NOT_TRACEABLE = (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)
@@ -43,24 +44,23 @@ class _Callback(eqx.Module):
     shape: tuple[int, ...] = eqx.field(static=True)
 
     def __call__(self, x: Vector) -> Array:
-        result = jax.ShapeDtypeStruct(self.shape, jnp.float64)
-
-        def call(x: Any) -> np.ndarray:
-            return np.asarray(self.function(np.asarray(x)), dtype=np.float64).reshape(self.shape)
-
-        return jax.pure_callback(call, result, x, vmap_method="sequential")
+        return on_host(lambda point: (self.function(point),), (self.shape,), x)[0]
 
 
 class ModelInfo:
-    """What a front end knows beyond the density: coordinates for ArviZ, and how to predict."""
+    """What a front end knows beyond the density: coordinates for ArviZ, how to predict, and the way from constrained
+    values by name, (n, *shape) each, back to unconstrained points (n, d).
+    """
 
     def __init__(
         self,
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence] | None = None,
         predict: Callable[[dict[str, np.ndarray], int], Any] | None = None,
+        unconstrain: Callable[[dict[str, np.ndarray]], np.ndarray] | None = None,
     ):
-        self.dims, self.coords, self.predict = dict(dims or {}), dict(coords or {}), predict
+        self.dims, self.coords = dict(dims or {}), dict(coords or {})
+        self.predict, self.unconstrain = predict, unconstrain
 
 
 class SavedTarget(AbstractTarget):
@@ -160,6 +160,7 @@ class Target(AbstractTarget):
 
         unflatten = Unflatten(parameters)
         unconstrained, constrain = on_parameters(log_density, unflatten)
+        info = ModelInfo(unconstrain=unflatten.inverse) if info is None else info
         return Target(unconstrained, dim=unflatten.dim, constrain=constrain, info=info)
 
 

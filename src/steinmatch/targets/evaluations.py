@@ -16,17 +16,18 @@ DIFFERENCE = 6e-6  # of central differences, for scores that JAX cannot differen
 
 
 class Evaluations:
-    """A target seen from NumPy, with the count of what was asked of it."""
+    """A target seen from NumPy, with the count of what was evaluated: batches are filled up, and that counts too."""
 
-    def __init__(self, target: AbstractTarget):
+    def __init__(self, target: AbstractTarget, batch: int = BATCH):
         self.target = target
+        self.batch = batch
         self.n_gradients = 0
         self.n_hvps = 0
 
     def __call__(self, x: Float[np.ndarray, "n d"]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n d"]]:
         """log p (nan where the target has none) and the scores."""
-        self.n_gradients += len(x)
-        values, scores = _batched(_values_and_scores, self.target, x, BATCH)
+        self.n_gradients += len(x) + -len(x) % self.batch
+        values, scores = _batched(_values_and_scores, self.target, x, self.batch)
         return values, scores
 
     def hessians(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d d"]:

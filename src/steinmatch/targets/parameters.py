@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
@@ -81,6 +82,16 @@ class Unflatten:
             log_det = log_det + jnp.sum(bijector.log_abs_det_jacobian(free, value))
             values[name], start = value, start + size
         return values, log_det
+
+
+    def inverse(self, values: dict[str, np.ndarray]) -> np.ndarray:
+        """Unconstrained points (n, d) of constrained values (n, *shape)."""
+        with jax.enable_x64(True):
+            free = [
+                np.asarray(jax.vmap(bijector.inv)(jnp.asarray(values[name], jnp.float64)))
+                for name, bijector, _, _ in self.parts
+            ]
+        return np.concatenate([part.reshape(len(part), -1) for part in free], axis=1)
 
 
 def on_parameters(log_density: Callable[[dict[str, Array]], Scalar], unflatten: Unflatten) -> tuple[Callable, Callable]:

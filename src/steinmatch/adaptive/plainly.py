@@ -1,0 +1,117 @@
+"""Frames in NumPy: places, log determinants and pulled-back scores of many points.
+
+The same maps as in `coordinates`, which the tests compare them with. While a frame is sought its shape changes, and
+compiling it anew each time took longer than all else; the walk alone is worth compiling.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+from jaxtyping import Float
+
+from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Parent, Spline
+
+
+class Placed(NamedTuple):
+    """Points x = T(z), log |det T'|, and the function that pulls scores s(x) back."""
+
+    x: Float[np.ndarray, "n d"]
+    log_det: Float[np.ndarray, " n"]
+    pull: Callable[[Float[np.ndarray, "n d"]], Float[np.ndarray, "n d"]]
+
+
+def placed(frame: AbstractFrame, z: Float[np.ndarray, "n d"]) -> Placed:
+    """x = T(z) for many points, with what belongs to it."""
+    if isinstance(frame, AffineMap):
+        shift, root = np.asarray(frame.shift), np.asarray(frame.root)
+        log_det = float(np.sum(np.log(np.abs(np.diagonal(root)))))
+        return Placed(z @ root.T + shift, np.full(len(z), log_det), lambda scores: scores @ root)
+    if isinstance(frame, Order):
+        order = np.asarray(frame.order)
+        x = np.empty_like(z)
+        x[:, order] = z
+        return Placed(x, np.zeros(len(z)), lambda scores: scores[:, order])
+    if isinstance(frame, Parent):
+        return _placed_by_parent(frame, z)
+    assert isinstance(frame, Composed)
+    total, pulls = np.zeros(len(z)), []
+    for part in reversed(frame.maps):
+        found = placed(part, z)
+        total, z = total + found.log_det, found.x
+        pulls.append((found, part))
+
+    def pull(scores: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+        for found, _ in reversed(pulls):
+            scores = found.pull(scores)
+        return scores
+
+    return Placed(z, total, pull)
+
+
+def unplaced(frame: AbstractFrame, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+    """z = T^{-1}(x) for many points."""
+    if isinstance(frame, AffineMap):
+        centred = (x - np.asarray(frame.shift)).T
+        return scipy.linalg.solve_triangular(np.asarray(frame.root), centred, lower=True).T
+    if isinstance(frame, Order):
+        return x[:, np.asarray(frame.order)]
+    if isinstance(frame, Parent):
+        return _unplaced_by_parent(frame, x)
+    assert isinstance(frame, Composed)
+    for part in frame.maps:
+        x = unplaced(part, x)
+    return x
+
+
+def _weights(spline: Spline, x: Float[np.ndarray, " n"]) -> list[Float[np.ndarray, "n k"]]:
+    """The spline's weights and their first and second derivatives."""
+    knots, inverse = np.asarray(spline.knots), np.asarray(spline.inverse)
+    over = np.maximum(x[:, None] - knots, 0.0)
+    found = []
+    for power, factor, first in ((3, 1.0, (np.ones_like(x), x)), (2, 3.0, (0.0 * x, 1.0 + 0.0 * x)), (1, 6.0, (0.0 * x,) * 2)):
+        cubes = factor * over**power
+        e = (cubes[:, :-1] - cubes[:, -1:]) / (knots[-1] - knots[:-1])
+        found.append(np.concatenate([np.stack(first, axis=1), e[:, :-1] - e[:, -1:]], axis=1) @ inverse)
+    return found
+
+
+def _placed_by_parent(frame: Parent, z: Float[np.ndarray, "n d"]) -> Placed:
+    places, means, scales, shears = (
+        np.asarray(part) for part in (frame.places, frame.means, frame.log_scales, frame.shears)
+    )
+    x, slope, bend = (weights @ places for weights in _weights(frame.quantiles, z[:, 0]))
+    w, dw, _ = _weights(frame.given, x)
+    scaled = np.exp(w @ scales) * z[:, 1:]
+    shear = np.tensordot(w, shears, 1)
+    rest = w @ means + scaled + np.einsum("nij,nj->ni", shear, scaled)
+
+    def pull(scores: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+        own, others = scores[:, 0], scores[:, 1:]
+        through = others + np.einsum("nij,ni->nj", shear, others)
+        change = (dw @ scales) * scaled
+        sheared = np.einsum("ni,nij,nj->n", others, np.tensordot(dw, shears, 1), scaled)
+        along = own + np.sum(others * (dw @ means), axis=1) + np.sum(through * change, axis=1) + sheared
+        first = slope * (along + np.sum(dw @ scales, axis=1)) + bend / slope
+        return np.concatenate([first[:, None], np.exp(w @ scales) * through], axis=1)
+
+    log_det = np.log(slope) + np.sum(w @ scales, axis=1)
+    return Placed(np.concatenate([x[:, None], rest], axis=1), log_det, pull)
+
+
+def _unplaced_by_parent(frame: Parent, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+    places, knots = np.asarray(frame.places), np.asarray(frame.quantiles.knots)
+    first = np.interp(x[:, 0], places, knots)
+    for end, other in ((0, 1), (-1, -2)):
+        slope = (places[end] - places[other]) / (knots[end] - knots[other])
+        beyond = x[:, 0] < places[0] if end == 0 else x[:, 0] > places[-1]
+        first = np.where(beyond, knots[end] + (x[:, 0] - places[end]) / slope, first)
+    for _ in range(6):
+        value, slope, _ = (weights @ places for weights in _weights(frame.quantiles, first))
+        first = first - (value - x[:, 0]) / slope
+    w, _, _ = _weights(frame.given, x[:, 0])
+    centred = x[:, 1:] - w @ np.asarray(frame.means)
+    unit = np.tensordot(w, np.asarray(frame.shears), 1) + np.eye(centred.shape[1])
+    rest = np.linalg.solve(unit, centred[:, :, None])[:, :, 0]
+    return np.concatenate([first[:, None], np.exp(-w @ np.asarray(frame.log_scales)) * rest], axis=1)

@@ -1,0 +1,223 @@
+"""Looking around: tails too heavy for moments, and other modes.
+
+Along the coordinates' axes and some other rays the density of a target with one mode falls and its score points back.
+Where it does not, and from points spread widely, the density is climbed in the coordinates of the frame, in which the
+target is nearly a standard normal; what ends elsewhere, beyond a valley, gets an affine phase of its own, and its
+evidence bound is compared.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from steinmatch.adaptive.frames import BATCH, Cloud, begin_climb, climb, cloud
+from steinmatch.adaptive.plainly import placed, unplaced
+from steinmatch.coordinates import AbstractFrame, AffineMap
+from steinmatch.solvers.affine import AffineState, usable
+from steinmatch.targets import Evaluations
+
+RADII = (4.0, 8.0, 16.0, 32.0, 100.0, 300.0)  # sds along a ray; the last two tell of the tails
+_AXES = 16  # at most
+_SPREAD = (5.0, 15.0, 30.0)  # of the points that are climbed from, in sds and in units of the start
+_CLIMBS = 14  # steps of a point up the density
+_RANGE = 30.0  # nats below the frame's usual density at which a point is no mode of mass
+_DIP = 0.5  # nats of a valley between two modes
+_OTHER_SWEEPS = 25  # of the affine phase of another mode
+_APART = 3.0  # sds between modes
+_NARROW = 4.0  # nats by which a peak is above what a normal has at its mode, or a mode smaller than another
+_FAR, _MATTERS = 8.0, 0.02  # sds at which a normal has no mass; what may be added to a variance
+_TUBE, _CONE = 3.0, 2.0  # the variance is finite if a > 3 in a tube around an axis, if a > d + 2 in a cone
+
+
+class Rays(NamedTuple):
+    """What rays from the centre of an affine frame show."""
+
+    notes: tuple[str, ...]  # what stands in the way of convergence
+    suspects: Float[np.ndarray, "n d"]  # points where the density rises outwards
+    wide: float | None  # the radius, in sds, at which there is mass that the frame's normal does not have
+
+
+class Modes(NamedTuple):
+    """What a search for other modes found."""
+
+    notes: tuple[str, ...]
+    better: Float[np.ndarray, " d"] | None  # the centre of a mode with a higher bound than the frame's own
+
+
+def look_along_rays(evaluate: Evaluations, frame: AffineMap, seed: int) -> Rays:
+    """Tails and rises along axes and some other rays."""
+    shift, root = np.asarray(frame.shift), np.asarray(frame.root)
+    d = len(shift)
+    rng = np.random.default_rng(seed)
+    axes = np.eye(d) * np.sqrt(np.sum(root**2, axis=1))
+    if d > _AXES:
+        axes = axes[np.sort(rng.permutation(d)[:_AXES])]
+    rays = rng.normal(size=(8, d))
+    rays = (rays / np.linalg.norm(rays, axis=1, keepdims=True)) @ root.T
+    rays = np.concatenate([axes, -axes, rays])
+    points = shift + np.asarray(RADII)[:, None, None] * rays[None]
+    with np.errstate(all="ignore"):
+        values, scores = (part.reshape(len(RADII), len(rays), -1) for part in evaluate(points.reshape(-1, d)))
+        inward = -np.sum(scores * (points - shift), axis=2)  # the power a of a tail r^-a
+        rising = np.diff(values[:, :, 0], axis=0, prepend=np.inf) > 1e-9
+        centre = float(evaluate(shift[None])[0][0])
+        # The mass at radius r, in a tube around an axis or in a cone, times r^2: what it adds to a variance.
+        power = np.where(np.arange(len(rays)) < 2 * len(axes), 1.0, d)
+        added = values[:, :, 0] - centre + (power + 2.0) * np.log(RADII)[:, None]
+        far = (added > np.log(_MATTERS)) & (np.asarray(RADII) >= _FAR)[:, None]
+    reach = np.asarray(RADII)[far.any(axis=1)]
+    wide = float(reach.max()) if len(reach) else None
+    return Rays(_tails(inward, len(axes), d), points[(inward < 0.0) | rising], wide)
+
+
+def _tails(inward: Float[np.ndarray, "radii rays"], axes: int, d: int) -> tuple[str, ...]:
+    """Remarks where the density falls like r^-a, with an a that the variance does not survive."""
+    first, second = inward[-2], inward[-1]
+    with np.errstate(all="ignore"):
+        # A power law keeps its exponent from one radius to the other; lighter tails grow.
+        power = np.isfinite(first) & np.isfinite(second) & (np.abs(second - first) < 0.2 * np.abs(second) + 0.05)
+    least = np.where(np.arange(len(second)) < 2 * axes, _TUBE, d + _CONE) + 0.05
+    flat = power & (np.abs(second) < 0.05)
+    heavy = power & (second < least) & ~flat
+    notes = []
+    if flat[: 2 * axes].any():
+        notes.append("the density does not fall along an axis: it is improper, or flat as far as was looked")
+    if heavy.any():
+        notes.append(
+            f"heavy tails: along {int(heavy.sum())} of {len(second)} rays the density falls only like r^-"
+            f"{float(np.min(second[heavy])):.1f}, so that variances are infinite and moments cannot be matched; ask for "
+            "quantiles of a transformed parameter instead"
+        )
+    return tuple(notes)
+
+
+class _Seen:
+    """The target as it is seen through a frame, for climbs in the frame's coordinates."""
+
+    def __init__(self, evaluate: Evaluations, frame: AbstractFrame):
+        self.evaluate, self.frame = evaluate, frame
+
+    def __call__(self, z: Float[np.ndarray, "n d"]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n d"]]:
+        found = cloud(self.evaluate, self.frame, z)
+        return found.log_densities, found.scores
+
+
+def look_for_modes(
+    evaluate: Evaluations,
+    frame: AbstractFrame,
+    points: Cloud,
+    rays: Rays,
+    centre: Float[np.ndarray, " d"],
+    scale: Float[np.ndarray, " d"],
+    seed: int,
+    spent: Callable[[], bool],
+) -> Modes:
+    """Other modes of a target, one of which the frame describes; `points` are some of the frame's own."""
+    d = len(centre)
+    rng = np.random.default_rng(seed)
+    seen = _Seen(evaluate, frame)
+    chosen = rays.suspects[rng.permutation(len(rays.suspects))[: BATCH // 2]]
+    spreads = np.resize(_SPREAD, BATCH)[:, None] * rng.normal(size=(BATCH, d))
+    far = np.concatenate([chosen, centre + spreads[::2] * scale])
+    with np.errstate(all="ignore"):
+        far = unplaced(frame, far)
+    starts = np.concatenate([np.zeros((1, d)), far[np.isfinite(far).all(axis=1)], spreads[1::2]])[:BATCH]
+    if len(starts) < BATCH:
+        starts = np.concatenate([starts, np.resize(spreads, (BATCH - len(starts), d))])
+    ends, tops = _ascend(seen, starts, spent)
+    bound = float(np.mean(points.log_densities))
+    usual = bound + 0.5 * d  # log pi at the mode of a normal is d / 2 above its mean
+    high = ~(tops < usual - d - _RANGE)
+    candidates = [(z, 1.0) for z in _distinct(ends[high], ends[0]) if _valley(seen, z, ends[0])]
+    peak = int(np.argmax(np.where(np.isfinite(tops), tops, -np.inf)))
+    if tops[peak] - usual > _NARROW + 0.5 * d:
+        candidates.insert(0, (ends[peak], 0.01))
+    if rays.wide is not None:
+        candidates.insert(0, (np.zeros(d), 0.5 * rays.wide))
+    rivals: list[AffineState] = []
+    for z, scale_there in candidates:
+        if spent() or len(rivals) >= 3:
+            break
+        local, done = begin_climb(seen, z, np.full(d, scale_there), seed, scale_there > 1.0), False  # type: ignore[arg-type]
+        for _ in range(_OTHER_SWEEPS):
+            if spent() or not usable(local.bound) or not _other(local, rivals, 0.5):
+                break
+            local, done = climb(seen, local, seed)  # type: ignore[arg-type]
+            if done:
+                break
+        known = np.isfinite(local.bound.value) or evaluate.target.log_density is None
+        if done and known and usable(local.bound) and _other(local, rivals):
+            rivals.append(local)
+    best = max(rivals, key=lambda rival: rival.bound.value, default=None)
+    better = best is not None and best.bound.value > bound + 0.5
+    top = best.bound.value if better and best is not None else bound
+    # A mode with a share exp(-g) of the mass at r sds changes the variance by r^2 exp(-g).
+    apart = [(rival, max(float(np.linalg.norm(np.asarray(rival.frame.shift))), 1.0)) for rival in rivals]
+    matter = [r for rival, r in apart if not top - rival.bound.value > np.log(r * r / 0.02) + 1.0]
+    notes = ()
+    if matter:
+        notes = (
+            f"the target has several modes: {len(matter)} besides the one described here, "
+            f"{', '.join(f'{r:.0f}' for r in matter)} sds away, whose mass is not negligible and is not weighed",
+        )
+    place = placed(frame, np.asarray(best.frame.shift)[None]).x[0] if better and best is not None else None
+    return Modes(notes, place)
+
+
+def _ascend(
+    seen: _Seen, z: Float[np.ndarray, "n d"], spent: Callable[[], bool]
+) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"]]:
+    """Points moved up the density, each with a step length of its own, and the log density there."""
+    with np.errstate(all="ignore"):
+        values, scores = seen(z)
+        length = np.ones(len(z))
+        for _ in range(_CLIMBS):
+            if spent():
+                break
+            move = length[:, None] * np.where(np.isfinite(scores), scores, 0.0)
+            size = np.linalg.norm(move, axis=1, keepdims=True)
+            move *= np.minimum(1.0, (1.0 + 0.3 * np.linalg.norm(z, axis=1, keepdims=True)) / np.maximum(size, 1e-300))
+            there = z + move
+            trial_values, trial_scores = seen(there)
+            rise = trial_values - values
+            # Without a log density: the rise by the trapezoidal rule.
+            rise = np.where(np.isnan(rise), 0.5 * np.sum(move * (scores + trial_scores), axis=1), rise)
+            better = (rise > 0.0) & np.isfinite(trial_scores).all(axis=1)
+            z = np.where(better[:, None], there, z)
+            values, scores = np.where(better, trial_values, values), np.where(better[:, None], trial_scores, scores)
+            length = np.where(better, 2.0 * length, 0.25 * length)
+    return z, values
+
+
+def _valley(seen: _Seen, one: Float[np.ndarray, " d"], other: Float[np.ndarray, " d"]) -> bool:
+    """Whether the density dips between two points, by the path integral of its score along their segment."""
+    steps = np.linspace(0.0, 1.0, BATCH)[:, None]
+    with np.errstate(all="ignore"):
+        _, scores = seen((1.0 - steps) * one + steps * other)
+        slopes = scores @ (other - one)
+    rise = np.concatenate([[0.0], np.cumsum(0.5 * (slopes[1:] + slopes[:-1]) / (BATCH - 1))])
+    return not np.isfinite(rise).all() or bool(rise.min() < min(rise[0], rise[-1]) - _DIP)
+
+
+def _distinct(ends: Float[np.ndarray, "n d"], home: Float[np.ndarray, " d"]) -> list[np.ndarray]:
+    """End points that are neither at home nor near one another."""
+    found: list[np.ndarray] = []
+    for z in ends:
+        near = [home, np.zeros_like(home), *found]
+        if np.isfinite(z).all() and all(np.linalg.norm(z - other) > _APART for other in near):
+            found.append(z)
+    return found
+
+
+def _other(state: AffineState, rivals: list[AffineState], share: float = 1.0) -> bool:
+    """Whether a mode is neither the frame's own, a standard normal, nor known: elsewhere, or far smaller or larger."""
+    d = state.z.shape[1]
+    shift, root = np.asarray(state.frame.shift), np.asarray(state.frame.root)
+    volume = float(np.sum(np.log(np.abs(np.diagonal(root)))))
+    home = min(np.linalg.norm(shift), np.linalg.norm(np.linalg.solve(root, shift)))
+    if home <= share * _APART and abs(volume) <= share * (_NARROW + 0.5 * d):
+        return False
+    gaps = [np.linalg.norm(np.linalg.solve(root, shift - np.asarray(rival.frame.shift))) for rival in rivals]
+    return all(gap > share * _APART for gap in gaps)

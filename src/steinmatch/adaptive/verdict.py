@@ -1,0 +1,185 @@
+"""What draws of many chains are worth: weights, standard errors, and whether to trust them.
+
+    error^2 = (standard error)^2 + (what is left of the start)^2 + (weights of all draws against those of other chains)^2
+
+Standard errors come from independent groups of chains, with control variates fitted on other chains. Chains of a group
+began at one point; the covariance of their means (nested R-hat) says how much a chain remembers of its start: a function
+u whose conditional mean given the start is rho u is off by rho |E_start u - E u|, rho^2 being that covariance over the
+variance of u at the start.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.stats
+from jaxtyping import Float
+
+from steinmatch.images import Family, Values, affordable, all_images
+from steinmatch.weights import CrossFit, Layout, Spread, nearest_weights, spread
+
+_FALSE_ALARM = 1e-3  # probability, over all parameters, that draws without fault are called into question
+_MEMORY = 0.05  # share of a parameter's variance that chains may remember of their start
+_LEAST_ESS = 0.25  # of the weights, relative to the number of draws
+_ROUNDING = 1e-8  # of sums over draws far from the origin
+_BETTER = 0.95  # a larger family must lower the largest error by this factor
+
+
+class Error(NamedTuple):
+    """Stated errors, one entry a parameter: of the means in posterior sds, of the sds relative to them."""
+
+    mean: Float[np.ndarray, " k"]
+    sd: Float[np.ndarray, " k"]
+
+    @property
+    def largest(self) -> float:
+        return float(max(np.max(self.mean, initial=0.0), np.max(self.sd, initial=0.0)))
+
+
+class Verdict(NamedTuple):
+    """Weights of the draws, the errors of the weighted means and sds, and what speaks against them."""
+
+    weights: Float[np.ndarray, " n"]
+    ess: float  # of the weights
+    residual: float  # largest Stein equation left
+    family: str
+    error: Error
+    memory: float  # largest share of variance that chains remember: nested R-hat squared, less one
+    mixed: bool
+    agree: bool  # plain and weighted draws
+
+
+class _Estimate(NamedTuple):
+    family: Family | None
+    control: Float[np.ndarray, "n f"]  # of the functions in the draws' own units
+    unit: tuple[np.ndarray, np.ndarray]  # estimated means, in the draws' sds, and sds, relative to theirs
+    error: Float[np.ndarray, " f"]
+
+
+def judge(
+    z: Float[np.ndarray, "n d"],
+    scores: Float[np.ndarray, "n d"],
+    values: Values,
+    layout: Layout,
+    start: tuple[Float[np.ndarray, "g d"], Float[np.ndarray, "g d"], Values] | None = None,
+    families: list[Family] | None = None,
+) -> Verdict:
+    """Weights and errors of draws in the order of `layout`; `start` holds the points where the groups began.
+
+    `families` limits the equations that are tried; all that the draws can bear by default.
+    """
+    n, d = z.shape
+    k = values.value.shape[1]
+    mean, sd = values.value.mean(axis=0), _positive(values.value.std(axis=0))
+    functions = moment_functions(values.value, mean, sd)
+    estimates = [_estimate(None, np.zeros_like(functions), functions, layout)]
+    tried = affordable(n, d, k) if families is None else families
+    psi = scale = fits = None
+    if tried:
+        psi = all_images(tried[-1], z, scores, values, mean, sd)
+        scale = np.sqrt(np.mean(psi**2, axis=0))
+        scale = np.where(np.isfinite(scale) & (scale > 0.0), scale, np.inf)
+        psi = psi / scale
+        fits = CrossFit(functions, psi, layout.folds())
+        for family in tried:
+            estimates.append(_estimate(family, fits.control(_columns(family, d, k)), functions, layout))
+    best = estimates[0]
+    for estimate in estimates[1:]:
+        best = estimate if estimate.error.max() < _BETTER * best.error.max() else best
+    agree = _agree(best, layout)
+    candidates = estimates[: [e is best for e in estimates].index(True) + 1] if agree else estimates[:1]
+    estimate, weights, ess, residual = _weighed(candidates, psi, d, k)
+    rest = _in_units(functions - estimate.control, estimate.unit)
+    seen = spread(rest, layout)
+    parts = [seen.error, weights @ _in_units(functions, estimate.unit) - seen.mean]
+    if start is not None:
+        begun = moment_functions(start[2].value, mean, sd)
+        if estimate.family is not None:
+            assert fits is not None and scale is not None
+            columns = _columns(estimate.family, d, k)
+            images = (all_images(tried[-1], *start, mean, sd) / scale)[:, columns]
+            begun = begun - images @ fits.coefficients(columns)
+        parts.append(_remembered(_in_units(begun, estimate.unit), seen))
+    error = np.sqrt(sum(part**2 for part in parts) + _ROUNDING**2)
+    memory, mixed = _mixed(functions, layout)
+    constant = values.value.std(axis=0) == 0.0
+    return Verdict(
+        weights=weights,
+        ess=ess,
+        residual=residual,
+        family="uniform weights" if estimate.family is None else estimate.family.name,
+        error=Error(np.where(constant, 0.0, error[:k]), np.where(constant, 0.0, error[k:])),
+        memory=memory,
+        mixed=mixed,
+        agree=agree,
+    )
+
+
+def moment_functions(
+    values: Float[np.ndarray, "n k"], mean: Float[np.ndarray, " k"], sd: Float[np.ndarray, " k"]
+) -> Float[np.ndarray, "n f"]:
+    """(v - m) / s, whose mean is the error of m in sds, and ((v - m)^2 / s^2 - 1) / 2, the relative error of s."""
+    scaled = (values - mean) / sd
+    return np.concatenate([scaled, 0.5 * (scaled**2 - 1.0)], axis=1)
+
+
+def _in_units(functions: Float[np.ndarray, "n f"], unit: tuple[np.ndarray, np.ndarray]) -> Float[np.ndarray, "n f"]:
+    """Moment functions standardised by the estimated moments instead of the draws'; less constants."""
+    shift, stretch = unit
+    first, second = np.split(functions, 2, axis=1)
+    return np.concatenate([first / stretch, (second - shift * first) / stretch**2], axis=1)
+
+
+def _estimate(family: Family | None, control: np.ndarray, functions: np.ndarray, layout: Layout) -> _Estimate:
+    rest = functions - control
+    shift, second = np.split(spread(rest, layout).mean, 2)
+    unit = (shift, np.sqrt(np.maximum(1.0 + 2.0 * second - shift**2, 1e-4)))
+    return _Estimate(family, control, unit, spread(_in_units(rest, unit), layout).error)
+
+
+def _columns(family: Family, d: int, k: int) -> np.ndarray:
+    return np.nonzero(family.columns(d, k))[0]
+
+
+def _positive(values: np.ndarray) -> np.ndarray:
+    return np.where(values > 0.0, values, 1.0)
+
+
+def _weighed(
+    estimates: list[_Estimate], psi: np.ndarray | None, d: int, k: int
+) -> tuple[_Estimate, Float[np.ndarray, " n"], float, float]:
+    """Positive weights for the last estimate's equations, or for those of the next smaller family that has them."""
+    n = len(estimates[0].control)
+    for estimate in estimates[:0:-1]:
+        assert estimate.family is not None and psi is not None
+        found = nearest_weights(psi[:, _columns(estimate.family, d, k)])
+        if found is not None and found.ess >= _LEAST_ESS * n:
+            return estimate, found.weights, found.ess, found.residual
+    return estimates[0], np.full(n, 1.0 / n), float(n), 0.0
+
+
+def _quantile(count: int, groups: int) -> float:
+    return float(scipy.stats.t.isf(0.5 * _FALSE_ALARM / count, max(groups - 1, 1)))
+
+
+def _agree(estimate: _Estimate, layout: Layout) -> bool:
+    """Whether the control variates, whose mean is zero by Stein's identity, have a mean of zero over plain draws."""
+    if estimate.family is None:
+        return True
+    seen = spread(estimate.control, layout)
+    limit = _quantile(len(seen.mean), layout.groups)
+    return bool(np.all(np.abs(seen.mean) <= limit * seen.error + 1e-12))
+
+
+def _mixed(functions: np.ndarray, layout: Layout) -> tuple[float, bool]:
+    """What chains remember, as a share of the variance, and whether it is within what may be by chance."""
+    seen = spread(functions, layout)
+    variance = _positive(functions.var(axis=0))
+    share = seen.between / variance
+    noise = _quantile(len(share), layout.groups) * seen.chains / variance / np.sqrt(layout.groups)
+    return float(max(share.max(), 0.0)), bool(np.all(share <= _MEMORY + noise))
+
+
+def _remembered(start: Float[np.ndarray, "g f"], seen: Spread) -> Float[np.ndarray, " f"]:
+    """rho |E_start u - E u|."""
+    rho = np.sqrt(np.clip(seen.between, 0.0, None) / _positive(start.var(axis=0)))
+    return np.minimum(rho, 1.0) * np.abs(start.mean(axis=0) - seen.mean)

@@ -1,0 +1,508 @@
+"""The automatic fit as a solver: a frame in which the target is nearly normal, a walk in it, weights, a verdict.
+
+    climb     the affine phase, a few sweeps a step
+    parent    a coordinate that sets place and scale of the rest, where regressions of the scores show one; tails
+    modes     a search for other modes
+    walk      rounds of chains; after each: Stein weights, standard errors, a verdict
+
+Each is a step of the one loop of all solvers, so budget, progress and Ctrl-C are heard between them.
+"""
+
+import dataclasses
+import time
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from blackjax.mcmc.hmc import HMCState
+from jaxtyping import Array, Float
+
+from steinmatch._checks import positive_integer, positive_number
+from steinmatch.adaptive.frames import (
+    BATCH,
+    FRESH,
+    Cloud,
+    batched,
+    begin_climb,
+    climb,
+    cloud,
+    fit_parent,
+    likely_parents,
+    normal_points,
+)
+from steinmatch.adaptive.survey import Rays, look_along_rays, look_for_modes
+from steinmatch.adaptive.verdict import Error, Verdict, judge
+from steinmatch.adaptive.plainly import placed
+from steinmatch.coordinates import AbstractFrame, AffineMap, PulledBack
+from steinmatch.features import Linear
+from steinmatch.images import Values, values_at
+from steinmatch.kernels import Whitened
+from steinmatch.solvers.affine import AffineState
+from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
+from steinmatch.targets import AbstractTarget, Evaluations
+from steinmatch.walks import ACCEPTANCE, CHUNK, Stretch, advance, begin
+from steinmatch.weights import Layout
+
+_SWEEPS = 5  # of one step
+_MOST_DRAWS = 2**17
+_ENOUGH_TO_SHOW = 4096  # draws of a fit that cannot converge
+_MOST_NUMBERS = 2 * 10**7  # n d of the draws
+_REUSABLE = 2.0  # variance of the log weights of a frame that serves another target
+_FIRST_STEP = 1.2  # times d^(-1/4): the largest stable leapfrog step of a normal, and its scaling
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """What one round of the automatic fit did, and where it left the errors."""
+
+    name: str
+    n_draws: int
+    error: float  # largest stated error of a mean (in sds) or an sd (relative)
+    family: str  # the Stein equations that the weights solve
+    ess: float  # of the weights
+    memory: float  # share of variance that chains remember of their start
+    acceptance: float
+    stiff: float  # share of trajectories whose steps were too long for where they went
+    n_gradients: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Walked:
+    """What a walk leaves behind: enough to judge it, and to go on."""
+
+    error: Error
+    rounds: tuple[Round, ...]
+    frame: AbstractFrame
+    layout: Layout | None
+    z: Float[np.ndarray, "n d"]
+    scores: Float[np.ndarray, "n d"]  # pulled back
+    log_densities: Float[np.ndarray, " n"]
+    notes: tuple[str, ...] = ()
+    chains: Any = None  # as they stand
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chains:
+    """Chains on their way."""
+
+    target: PulledBack
+    states: HMCState
+    log_step: Array
+    start: tuple[np.ndarray, np.ndarray, Values]
+    stretches: tuple[Stretch, ...] = ()
+    values: tuple[Values, ...] = ()
+    transitions: int = 0
+    wanted: int = 0  # transitions of the next verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class _Memory:
+    """Where an automatic fit stands."""
+
+    evaluate: Evaluations
+    phase: str
+    centre: np.ndarray
+    scale: np.ndarray
+    started: float
+    climbing: AffineState | None = None
+    frame: AbstractFrame | None = None
+    points: Cloud | None = None  # fresh points of the frame
+    chains: _Chains | None = None
+    notes: tuple[str, ...] = ()
+    rounds: tuple[Round, ...] = ()
+    clock: float = 0.0
+    counted: int = 0
+    surveyed: bool = False
+    rays: Rays | None = None
+    others: tuple[str, ...] = ()  # said of other modes before the fit began anew in a better one
+
+
+class Walk(AbstractStepSolver):
+    """Posterior moments to a tolerance: frame, walk, weigh.
+
+    **Arguments:**
+
+    - `tol`: done when twice the standard errors of all means (in posterior sds) and sds (relative) are within this, the
+      chains are mixed, and weighted and plain draws agree.
+    - `groups`, `siblings`: chains; those of a group begin at one point, so that they tell what they remember of it.
+    - `least_draws`: go on until there are at least so many.
+    - `seed`: of the points and chains.
+
+    `resume` is the `Walked` of an earlier fit, whose frame and, for the same target, draws are used.
+    """
+
+    tol: float = eqx.field(static=True)
+    groups: int = eqx.field(static=True)
+    siblings: int = eqx.field(static=True)
+    least_draws: int = eqx.field(static=True)
+    seed: int = eqx.field(static=True)
+    centred: bool = eqx.field(static=True)  # begin where the given particles are, not at the origin
+    resume: Any = eqx.field(static=True)
+
+    def __init__(
+        self,
+        tol: float = 0.02,
+        groups: int = 32,
+        siblings: int = 2,
+        least_draws: int = 1,
+        seed: int = 0,
+        *,
+        centred: bool = True,
+        resume: Walked | None = None,
+    ):
+        self.tol = positive_number(tol, "tol", "Walk")
+        self.groups = positive_integer(groups, "groups", "Walk")
+        self.siblings = positive_integer(siblings, "siblings", "Walk")
+        if self.groups < 8 or self.siblings < 2:
+            raise ValueError(
+                f"Walk: groups={groups} and siblings={siblings}: at least 8 groups of 2 are needed for standard errors."
+            )
+        self.least_draws = positive_integer(least_draws, "least_draws", "Walk")
+        self.seed, self.centred, self.resume = int(seed), bool(centred), resume
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def init(self, problem: Problem, particles: Float[Array, "n d"]) -> Iterate:
+        x = np.asarray(particles)
+        d = x.shape[1]
+        evaluate = Evaluations(problem.target, min(64, batched(2 * d + 2)))
+        centre, scale = np.zeros(d), np.ones(d)
+        if self.centred:
+            centre = x.mean(axis=0)
+            scale = np.maximum(x.std(axis=0), 1e-3) if len(x) > 1 else scale
+        now = time.monotonic()
+        memory = _Memory(evaluate, "climb", centre, scale, now, clock=now)
+        if self.resume is not None:
+            memory = self._resumed(problem.target, memory)
+        return self._iterate(problem, memory, x, None, Iterate(x, problem.kernel, np.inf))
+
+    def step(self, problem: Problem, iterate: Iterate, budget: Budget) -> Iterate:
+        memory: _Memory = iterate.memory
+
+        def spent() -> bool:
+            return budget.exhausted(memory.evaluate.n_gradients, memory.started)
+
+        if memory.phase == "climb":
+            memory = self._climb(memory)
+        elif memory.phase == "parent":
+            memory = self._parent(memory)
+        elif memory.phase == "modes":
+            memory = self._modes(memory, spent)
+        elif memory.phase == "begin":
+            memory = self._begin(problem.target, memory)
+        else:
+            return self._round(problem, memory, iterate, spent)
+        particles = _present(memory, self.seed)
+        return self._iterate(problem, memory, iterate.particles if particles is None else particles, None, iterate)
+
+    def _iterate(
+        self,
+        problem: Problem,
+        memory: _Memory,
+        particles: np.ndarray,
+        verdict: Verdict | None,
+        past: Iterate,
+        reason: str = "",
+        converged: bool = False,
+    ) -> Iterate:
+        n = len(particles)
+        k = 1 if verdict is None else len(verdict.error.mean)
+        frame = memory.frame or (None if memory.climbing is None else memory.climbing.frame)
+        error = Error(np.full(k, np.inf), np.full(k, np.inf)) if verdict is None else verdict.error
+        kernel = problem.kernel if frame is None else Whitened(Linear(), frame, given=True)
+        return Iterate(
+            particles=particles,
+            kernel=kernel,
+            residual=np.inf if verdict is None else verdict.residual,
+            n_steps=0 if memory.chains is None else memory.chains.transitions,
+            n_gradients=memory.evaluate.n_gradients,
+            converged=converged,
+            reason=reason,
+            frame=frame if isinstance(frame, AffineMap) else None,
+            history={"error": np.array([error.largest])} if verdict is not None else {},
+            memory=memory,
+            weights=np.full(n, 1.0 / n) if verdict is None else verdict.weights,
+            outcome=_walked(memory, error, verdict),
+            latest=True,
+        )
+
+    # -- the frame -----------------------------------------------------------------------------------------------------
+
+    def _climb(self, memory: _Memory) -> _Memory:
+        state = memory.climbing or begin_climb(memory.evaluate, memory.centre, memory.scale, self.seed)
+        for _ in range(_SWEEPS):
+            if not np.isfinite(state.bound.gradient).all():
+                raise ValueError(
+                    "fit: the log density or its gradient is not finite around the start; give init= where the density "
+                    "is positive."
+                )
+            state, done = climb(memory.evaluate, state, self.seed)
+            if done:
+                return dataclasses.replace(memory, climbing=state, phase="parent")
+        return dataclasses.replace(memory, climbing=state)
+
+    def _parent(self, memory: _Memory) -> _Memory:
+        assert memory.climbing is not None
+        evaluate, affine = memory.evaluate, memory.climbing.frame
+        d = evaluate.target.dim
+        rays = look_along_rays(evaluate, affine, self.seed)
+        z = normal_points(FRESH, d, self.seed + 1)
+        frame: AbstractFrame = affine
+        first = points = cloud(evaluate, affine, z)
+        for v in likely_parents(affine, first):
+            richer = fit_parent(evaluate, affine, v, self.seed + 2)
+            there = None if richer is None else cloud(evaluate, richer, z)
+            if there is not None and _rises(first, there) and (points is first or _rises(points, there)):
+                assert richer is not None
+                frame, points = richer, there
+        phase = "begin" if memory.surveyed else "modes"
+        return dataclasses.replace(memory, frame=frame, points=points, notes=(*memory.others, *rays.notes), rays=rays, phase=phase)
+
+    def _modes(self, memory: _Memory, spent: Any) -> _Memory:
+        assert memory.frame is not None and memory.points is not None and memory.rays is not None
+        seen = look_for_modes(
+            memory.evaluate, memory.frame, memory.points, memory.rays, memory.centre, memory.scale, self.seed, spent
+        )
+        memory = dataclasses.replace(memory, surveyed=True, phase="begin")
+        if seen.better is None:
+            return dataclasses.replace(memory, notes=(*memory.notes, *seen.notes))
+        # A mode with more mass: begin anew there, and keep in mind that there are several.
+        return dataclasses.replace(
+            memory, centre=seen.better, climbing=None, frame=None, points=None, others=seen.notes, phase="climb"
+        )
+
+    # -- the walk ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, target: AbstractTarget, memory: _Memory) -> _Memory:
+        """Chains at points of the frame, drawn by their importance, and transitions that adapt the step size."""
+        assert memory.frame is not None and memory.points is not None
+        pulled = PulledBack(target, memory.frame)
+        chosen = _chosen(memory.points, self.groups, self.seed)
+        points = Cloud(*(np.repeat(part[chosen], self.siblings, axis=0) for part in memory.points))
+        d = points.z.shape[1]
+        states = HMCState(*(jnp.asarray(part) for part in points))
+        if target.log_density is None:
+            states = begin(pulled, jnp.asarray(points.z))
+            memory.evaluate.n_gradients += len(points.z) * pulled.gradients_a_value
+        start = (points.z[:: self.siblings], points.scores[:: self.siblings])
+        log_step = jnp.asarray(np.log(_FIRST_STEP * d**-0.25))
+        chains = _Chains(pulled, states, log_step, (*start, values_at(pulled, *start, CHUNK * len(points.z))))
+        return dataclasses.replace(memory, chains=self._warmed(memory, chains), phase="walk")
+
+    def _warmed(self, memory: _Memory, chains: _Chains) -> _Chains:
+        """Transitions that adapt the step size and let the chains forget where they began."""
+        gains = 1.0 / np.sqrt(1.0 + np.arange(CHUNK))
+        stretch = advance(chains.target, chains.states, self._key(chains), chains.log_step, jnp.asarray(gains))
+        _count(memory.evaluate, chains.target, stretch)
+        moved = dataclasses.replace(chains, states=stretch.states, log_step=stretch.log_step)
+        least = -(-self.least_draws // (self.groups * self.siblings))
+        return dataclasses.replace(moved, transitions=CHUNK, wanted=CHUNK * max(1, -(-least // CHUNK)))
+
+    def _key(self, chains: _Chains) -> Array:
+        return jax.random.fold_in(jax.random.key(self.seed), chains.transitions)
+
+    def _round(self, problem: Problem, memory: _Memory, iterate: Iterate, spent: Any) -> Iterate:
+        chains = memory.chains
+        assert chains is not None
+        while CHUNK * len(chains.stretches) < chains.wanted:
+            if chains.stretches and spent():
+                break
+            stretch = advance(
+                chains.target, chains.states, self._key(chains), chains.log_step, jnp.zeros(CHUNK)
+            )
+            _count(memory.evaluate, chains.target, stretch)
+            d = stretch.z.shape[2]
+            z, scores = np.asarray(stretch.z).reshape(-1, d), np.asarray(stretch.scores).reshape(-1, d)
+            chains = dataclasses.replace(
+                chains,
+                states=stretch.states,
+                stretches=(*chains.stretches, stretch),
+                values=(*chains.values, values_at(chains.target, z, scores)),
+                transitions=chains.transitions + CHUNK,
+            )
+        memory = dataclasses.replace(memory, chains=chains)
+        z, scores, _ = _draws(chains)
+        layout = Layout(CHUNK * len(chains.stretches), self.groups, self.siblings)
+        verdict = judge(z, scores, Values.joined(list(chains.values)), layout, chains.start)
+        memory = self._recorded(memory, verdict, layout)
+        enough = len(z) >= self.least_draws
+        smooth = not _too_stiff(memory.rounds[-1], self.tol)
+        good = 2.0 * verdict.error.largest <= self.tol and verdict.mixed and verdict.agree and smooth
+        converged = bool(good and enough and not memory.notes)
+        reason = ""
+        if good and enough:
+            reason = self._reason(memory, verdict, len(z))
+        elif memory.notes and len(z) >= max(_ENOUGH_TO_SHOW, self.least_draws):
+            reason = self._reason(memory, verdict, len(z))  # more draws would not change it
+        elif 2 * len(z) > _MOST_DRAWS or 2 * z.size > _MOST_NUMBERS:
+            reason = f"stopped at {len(z):,} draws; " + self._reason(memory, verdict, len(z))
+        particles = placed(chains.target.frame, z).x
+        following = self._iterate(problem, memory, particles, verdict, iterate, reason, converged)
+        return dataclasses.replace(following, memory=self._further(memory, verdict))
+
+    def _further(self, memory: _Memory, verdict: Verdict) -> _Memory:
+        """Before the next round: as many transitions as the error asks for, at most twice what there are; of chains
+        that have not mixed, the older half is dropped.
+        """
+        chains = memory.chains
+        assert chains is not None
+        have = len(chains.stretches)
+        kept = have if verdict.mixed else have // 2
+        last = memory.rounds[-1]
+        log_step = chains.log_step + np.clip(last.acceptance - ACCEPTANCE, -0.5, 0.0)
+        if _too_stiff(last, self.tol):  # what was not entered because of long steps is missing from all draws
+            kept, log_step = 0, log_step - np.log(2.0)
+        chains = dataclasses.replace(chains, log_step=jnp.asarray(log_step))
+        needed = 1.1 * have * (2.0 * verdict.error.largest / self.tol) ** 2
+        wanted = 2 * have if not np.isfinite(needed) else int(np.ceil(np.clip(needed, 1.25 * have, 2.0 * have)))
+        chains = dataclasses.replace(
+            chains, stretches=chains.stretches[have - kept :], values=chains.values[have - kept :], wanted=wanted * CHUNK
+        )
+        return dataclasses.replace(memory, chains=chains)
+
+    def _recorded(self, memory: _Memory, verdict: Verdict, layout: Layout) -> _Memory:
+        assert memory.chains is not None
+        now = time.monotonic()
+        gradients = memory.evaluate.n_gradients
+        found = Round(
+            name=f"round {len(memory.rounds) + 1}",
+            n_draws=layout.n,
+            error=verdict.error.largest,
+            family=verdict.family,
+            ess=verdict.ess,
+            memory=verdict.memory,
+            acceptance=float(np.mean([np.mean(np.asarray(s.acceptance[1:])) for s in memory.chains.stretches])),
+            stiff=float(np.mean([np.mean(np.asarray(s.stiff[1:])) for s in memory.chains.stretches])),
+            n_gradients=gradients - memory.counted,
+            seconds=now - memory.clock,
+        )
+        return dataclasses.replace(memory, rounds=(*memory.rounds, found), clock=now, counted=gradients)
+
+    def _reason(self, memory: _Memory, verdict: Verdict, n: int) -> str:
+        """The verdict in words, from what was measured."""
+        error = verdict.error.largest
+        within = 2.0 * error <= self.tol
+        words = [
+            f"the largest standard error of a mean or sd is {error:.2g}, "
+            + (f"twice that within tol={self.tol:g}" if within else f"twice that above tol={self.tol:g}")
+            + f" ({n:,} draws of {self.groups * self.siblings} chains, {verdict.family}, worth {verdict.ess:,.0f})"
+        ]
+        if not verdict.mixed:
+            words.append(
+                f"the chains have not forgotten where they began: {verdict.memory:.0%} of a parameter's variance is "
+                "between groups of chains that began apart"
+            )
+        if _too_stiff(memory.rounds[-1], self.tol):
+            words.append(
+                f"{memory.rounds[-1].stiff:.1%} of the trajectories came to where the density is too stiff for their "
+                "steps, such as the neck of a funnel: mass there may be missing; a non-centred parametrisation helps"
+            )
+        if not verdict.agree:
+            words.append(
+                "plain and weighted draws disagree: Stein's identity fails, as for a density with a jump or an edge, or "
+                "the chains are not yet stationary; the weights are uniform"
+            )
+        return "; ".join([*memory.notes, *words])
+
+    def _resumed(self, target: AbstractTarget, memory: _Memory) -> _Memory:
+        """From the frame of an earlier fit and, where the target is the same, its draws."""
+        walked: Walked = self.resume
+        frame, evaluate = walked.frame, memory.evaluate
+        chains = walked.chains
+        if chains is not None and chains.states.position.shape[0] == self.groups * self.siblings:
+            some = np.linspace(0, len(walked.z) - 1, min(BATCH, len(walked.z))).astype(int)
+            here = cloud(evaluate, frame, walked.z[some])
+            unchanged = np.allclose(here.scores, walked.scores[some], rtol=1e-8, atol=1e-8)
+            if target.log_density is not None:
+                unchanged &= np.allclose(here.log_densities, walked.log_densities[some], rtol=1e-10, atol=1e-8)
+            if unchanged:
+                least = -(-self.least_draws // (self.groups * self.siblings))
+                chains = dataclasses.replace(chains, target=PulledBack(target, frame), wanted=CHUNK * -(-least // CHUNK))
+                return dataclasses.replace(
+                    memory, frame=frame, chains=chains, notes=walked.notes, rounds=walked.rounds, phase="walk"
+                )
+        points = cloud(evaluate, frame, normal_points(FRESH, target.dim, self.seed + 1))
+        logs = points.log_densities + 0.5 * np.sum(points.z**2, axis=1)
+        if np.isfinite(logs).all() and float(np.var(logs)) < _REUSABLE:
+            return dataclasses.replace(memory, frame=frame, points=points, notes=walked.notes, phase="begin")
+        x = placed(frame, points.z).x
+        return dataclasses.replace(memory, centre=x.mean(axis=0), scale=x.std(axis=0))
+
+
+def _rises(before: Cloud, after: Cloud) -> bool:
+    """Whether the bound rises from one frame to another, on the same points: by more than chance, or with log weights
+    that vary half as much, since the bound of a frame with a bad tail is itself known badly.
+    """
+    rise = after.log_densities - before.log_densities
+    if not np.isfinite(after.scores).all() or not np.mean(rise) > 0.0:
+        return False
+    varying = [float(np.var(points.log_densities + 0.5 * np.sum(points.z**2, axis=1))) for points in (before, after)]
+    return bool(np.mean(rise) > 2.0 * np.std(rise) / np.sqrt(len(rise)) or varying[1] < 0.5 * varying[0])
+
+
+def _too_stiff(last: Round, tol: float) -> bool:
+    """Whether more trajectories failed than is tolerated, beyond chance.
+
+    Where a part of mass e cannot be entered, about e / 2 of the trajectories fail at its edge; at three sds from the
+    centre it would shift a mean by 3 e, which must be within tol / 3: at most tol / 18 may fail.
+    """
+    expected = last.n_draws * tol / 18.0
+    return last.n_draws * last.stiff > expected + 2.0 * np.sqrt(expected) + 1.0
+
+
+def _present(memory: _Memory, seed: int) -> np.ndarray | None:
+    """Points of the frame as it is, for a fit that ends before its walk."""
+    frame = memory.frame or (None if memory.climbing is None else memory.climbing.frame)
+    if frame is None:
+        return None
+    z = normal_points(FRESH, memory.evaluate.target.dim, seed) if memory.points is None else memory.points.z
+    return placed(frame, z).x
+
+
+def _chosen(points: Cloud, groups: int, seed: int) -> np.ndarray:
+    """Indices of points, drawn by importance: by the density of the target over that of the frame's normal."""
+    finite = np.isfinite(points.scores).all(axis=1)
+    if np.isfinite(points.log_densities).any():
+        logs = points.log_densities + 0.5 * np.sum(points.z**2, axis=1)
+        logs = np.where(np.isfinite(logs) & finite, logs, -np.inf)
+        weights = np.exp(logs - logs.max())
+        weights = np.minimum(weights, np.sqrt(len(weights)) * weights.mean())
+    else:
+        off = np.where(finite, np.linalg.norm(points.scores + points.z, axis=1), np.inf)
+        weights = (off <= np.median(off)).astype(float)
+    weights = weights / weights.sum()
+    comb = (np.arange(groups) + np.random.default_rng(seed).uniform()) / groups
+    return np.minimum(np.searchsorted(np.cumsum(weights), comb), len(weights) - 1)
+
+
+def _count(evaluate: Evaluations, target: PulledBack, stretch: Stretch) -> None:
+    evaluate.n_gradients += int(np.sum(np.asarray(stretch.leaps))) * stretch.z.shape[1] * target.gradients_a_value
+
+
+def _draws(chains: _Chains) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    d = chains.states.position.shape[1]
+    z, scores = (np.concatenate([np.asarray(getattr(s, name)) for s in chains.stretches]) for name in ("z", "scores"))
+    densities = np.concatenate([np.asarray(s.log_densities) for s in chains.stretches])
+    return z.reshape(-1, d), scores.reshape(-1, d), densities.ravel()
+
+
+def _walked(memory: _Memory, error: Error, verdict: Verdict | None) -> Walked | None:
+    chains = memory.chains
+    if verdict is None or chains is None:
+        return None
+    z, scores, densities = _draws(chains)
+    n_chains, groups = len(chains.states.position), len(chains.start[0])
+    return Walked(
+        error=error,
+        rounds=memory.rounds,
+        frame=chains.target.frame,
+        layout=Layout(len(z) // n_chains, groups, n_chains // groups),
+        z=z,
+        scores=scores,
+        log_densities=densities,
+        notes=memory.notes,
+        chains=chains,
+    )

@@ -1,0 +1,193 @@
+"""Stein images of draws: functions psi with E psi = 0 under the target, from which weights and control variates are made.
+
+Every vector field g has an image psi = P . g = s . g + div g. The fields here, of the point z of a frame:
+
+    constant     g = e_i:                psi = s_i                                 d of them
+    linear       g = z_i e_j:            psi = z_i s_j + [i = j]                   d^2, the linear kernel's equations
+    cubic        g = grad of a product of three coordinates (Hermite):             d (d + 1) (d + 2) / 6
+    own          g = grad He_k(v), v a standardised constrained value:             one for each value and degree k
+
+The own fields of a value know its scale: with v = exp(z) under an inverse gamma law those of degree 1 and 2 give its mean
+and variance exactly, though the fourth moment, which the error of a plain average would need, is infinite.
+"""
+
+import dataclasses
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from steinmatch._types import Vector
+from steinmatch.coordinates import PulledBack
+
+OWN_DEGREE = 4
+_DIFFERENCE = 1e-3  # of second differences, for values that JAX cannot differentiate: accurate to about 1e-6
+_MOST_WORK = 2 * 10**10  # products of images, of one verdict: about a second on two cores
+DRAWS_AN_EQUATION = 5  # at least: with fewer, weights that solve the equations of finite samples are far from uniform
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """Constrained values v_j of draws, and what their Stein images are made of."""
+
+    value: Float[np.ndarray, "n k"]
+    along: Float[np.ndarray, "n k"]  # grad v . s
+    square: Float[np.ndarray, "n k"]  # |grad v|^2
+    laplacian: Float[np.ndarray, "n k"]
+
+    @staticmethod
+    def joined(parts: "list[Values]") -> "Values":
+        return Values(*(np.concatenate(found) for found in zip(*(vars(part).values() for part in parts), strict=True)))
+
+
+def _flat(target: PulledBack, z: Vector) -> Float[Array, " k"]:
+    leaves = jax.tree.leaves(target.constrain(z))
+    return jnp.concatenate([jnp.ravel(jnp.asarray(leaf, jnp.float64)) for leaf in leaves])
+
+
+@eqx.filter_jit
+def _values_at(
+    target: PulledBack, z: Float[Array, "n d"], scores: Float[Array, "n d"], differentiable: bool
+) -> tuple[Array, ...]:
+    """Point after point: batches of batches of LAPACK calls, as in constrained values of a Gaussian process, can make
+    XLA wait for itself for ever (see `targets.evaluations`).
+    """
+    basis = jnp.eye(z.shape[1])
+
+    def one(point: tuple) -> tuple:
+        z, score = point
+
+        def exact(e: Vector) -> tuple:
+            return jax.jvp(lambda y: jax.jvp(lambda x: _flat(target, x), (y,), (e,))[1], (z,), (e,))
+
+        def differences(e: Vector) -> tuple:
+            ahead, here, behind = (_flat(target, z + h * e) for h in (_DIFFERENCE, 0.0, -_DIFFERENCE))
+            return (ahead - behind) / (2.0 * _DIFFERENCE), (ahead - 2.0 * here + behind) / _DIFFERENCE**2
+
+        gradient, second = jax.vmap(exact if differentiable else differences)(basis)  # (d, k) each
+        return _flat(target, z), score @ gradient, jnp.sum(gradient**2, axis=0), jnp.sum(second, axis=0)
+
+    return jax.lax.map(one, (z, scores))
+
+
+def _differentiable(target: PulledBack) -> bool:
+    """Whether JAX can differentiate the constrained values; not those of a Stan program."""
+    point = jax.ShapeDtypeStruct((target.dim,), jnp.float64)
+    try:
+        jax.eval_shape(lambda x: jax.jvp(lambda y: _flat(target, y), (x,), (x,))[1], point)
+    except Exception:  # whatever a user's function raises here means: no derivative
+        return False
+    return True
+
+
+def values_at(
+    target: PulledBack, z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"], size: int | None = None
+) -> Values:
+    """The constrained values of draws z whose pulled-back scores are known; filled up to `size` for compiled code."""
+    n = len(z)
+    filled = [jnp.asarray(np.resize(part, (max(size or n, n), part.shape[1]))) for part in (z, scores)]
+    return Values(*(np.asarray(part)[:n] for part in _values_at(target, *filled, _differentiable(target))))
+
+
+def hermite(x: Float[np.ndarray, "..."], degree: int) -> list[Float[np.ndarray, "..."]]:
+    """He_k(x) / sqrt(k!) for k = 0 ... degree: orthonormal under a standard normal."""
+    found = [np.ones_like(x), x]
+    for k in range(1, degree):
+        found.append((x * found[k] - np.sqrt(k) * found[k - 1]) / np.sqrt(k + 1.0))
+    return found[: degree + 1]
+
+
+def own_images(
+    values: Values, mean: Float[np.ndarray, " k"], sd: Float[np.ndarray, " k"], degree: int
+) -> Float[np.ndarray, "n k"]:
+    """psi of grad He_degree((v - mean) / sd): h'(v) (laplacian + grad v . s) + h''(v) |grad v|^2."""
+    polynomials = hermite((values.value - mean) / sd, degree)
+    first = (values.laplacian + values.along) / sd
+    found = np.sqrt(degree) * polynomials[degree - 1] * first
+    if degree > 1:
+        found = found + np.sqrt(degree * (degree - 1.0)) * polynomials[degree - 2] * values.square / sd**2
+    return found
+
+
+def linear_images(z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n dd"]:
+    """psi of z_i e_j for all i, j."""
+    n, d = z.shape
+    return (z[:, :, None] * scores[:, None, :] + np.eye(d)[None]).reshape(n, d * d)
+
+
+def cubic_images(z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n c"]:
+    """psi of the gradients of all products of three coordinates, in Hermite polynomials."""
+    d = z.shape[1]
+    basis = hermite(z, 3)
+    # E_k = psi of the gradient of He_k(z_i) alone; a product's image is the sum over its factors.
+    alone = [np.zeros_like(z), scores]
+    alone += [
+        np.sqrt(k * (k - 1.0)) * basis[k - 2] + np.sqrt(k) * scores * basis[k - 1] for k in (2, 3)
+    ]
+    columns = [alone[3]]
+    if d > 1:
+        i, j = np.nonzero(~np.eye(d, dtype=bool))
+        columns.append(alone[2][:, i] * z[:, j] + basis[2][:, i] * alone[1][:, j])
+    if d > 2:
+        i, j, k = np.array(list(itertools.combinations(range(d), 3))).T
+        columns.append(
+            alone[1][:, i] * z[:, j] * z[:, k] + alone[1][:, j] * z[:, i] * z[:, k] + alone[1][:, k] * z[:, i] * z[:, j]
+        )
+    return np.concatenate(columns, axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A set of fields, and how many equations they are. Larger families contain smaller ones."""
+
+    name: str
+    linear: bool
+    cubic: bool
+    own: int  # degrees of the own fields
+
+    def size(self, d: int, k: int) -> int:
+        return int(self.columns(d, k).sum())
+
+    def columns(self, d: int, k: int) -> Bool[np.ndarray, " m"]:
+        """Which images of `all_images` belong to this family."""
+        sizes = (d, *[k] * OWN_DEGREE, d * d, d * (d + 1) * (d + 2) // 6)
+        chosen = (True, *(degree < self.own for degree in range(OWN_DEGREE)), self.linear, self.cubic)
+        return np.repeat(chosen, sizes)
+
+
+def all_images(
+    family: Family,
+    z: Float[np.ndarray, "n d"],
+    scores: Float[np.ndarray, "n d"],
+    values: Values,
+    mean: Float[np.ndarray, " k"],
+    sd: Float[np.ndarray, " k"],
+) -> Float[np.ndarray, "n m"]:
+    """psi of the fields of all families up to this one. Those of a value's own fields span the same functions whatever
+    the mean and sd that it is standardised by.
+    """
+    parts = [scores, *(own_images(values, mean, sd, degree) for degree in range(1, OWN_DEGREE + 1))]
+    if family.linear:
+        parts.append(linear_images(z, scores))
+    if family.cubic:
+        parts.append(cubic_images(z, scores))
+    return np.concatenate(parts, axis=1)
+
+
+FAMILIES = (
+    Family("constant fields", False, False, 0),
+    Family("constant fields and own ones of degree 2", False, False, 2),
+    Family("constant fields and own ones of degree 4", False, False, 4),
+    Family("linear fields and own ones of degree 2", True, False, 2),
+    Family("linear fields and own ones of degree 4", True, False, 4),
+    Family("cubic fields and own ones of degree 4", True, True, 4),
+)
+
+
+def affordable(n: int, d: int, k: int) -> list[Family]:
+    """The families whose equations n draws can bear."""
+    found = [family for family in FAMILIES if DRAWS_AN_EQUATION * family.size(d, k) <= n]
+    return [family for family in found if n * family.size(d, k) ** 2 <= _MOST_WORK]

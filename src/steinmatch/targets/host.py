@@ -1,0 +1,35 @@
+"""Functions that JAX cannot trace (NumPy, a compiled library), called on the host from compiled code."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from steinmatch._types import Vector
+
+
+def on_host(
+    function: Callable[[np.ndarray], tuple[Any, ...]], shapes: tuple[tuple[int, ...], ...], x: Vector, many: bool = False
+) -> tuple[Array, ...]:
+    """`function(x)`, a tuple of float64 arrays of these shapes; with `many` it takes leading axes of points.
+
+    Numbers travel as pairs of 32-bit words: JAX hands callbacks to a thread of its own, where the user's precision
+    rules and float64 would be cut to float32.
+    """
+
+    def call(words: Any) -> tuple[np.ndarray, ...]:
+        point = np.ascontiguousarray(words, dtype=np.uint32).view(np.float64)[..., 0]
+        found = []
+        for value, shape in zip(function(point), shapes, strict=True):
+            array = np.asarray(value, dtype=np.float64).reshape(*point.shape[:-1], *shape)
+            found.append(np.ascontiguousarray(array[..., None]).view(np.uint32))
+        return tuple(found)
+
+    results = tuple(jax.ShapeDtypeStruct((*shape, 2), jnp.uint32) for shape in shapes)
+    words = jax.lax.bitcast_convert_type(jnp.asarray(x, jnp.float64), jnp.uint32)
+    method = "broadcast_all" if many else "sequential"
+    found = jax.pure_callback(call, results, words, vmap_method=method)
+    return tuple(jax.lax.bitcast_convert_type(part, jnp.float64) for part in found)

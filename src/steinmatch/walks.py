@@ -1,0 +1,90 @@
+"""Walks: many short chains of Hamiltonian Monte Carlo on a target seen through a frame, all in one compiled scan.
+
+The chains leave the target invariant; the frame only makes them short. In a frame where the target is standard normal a
+trajectory of length pi / 2 ends at a point independent of its start, so that is the mean length; lengths are jittered by
+half of it, since a fixed one can resonate. The step size is adapted, over the first transitions only, to a mean
+acceptance of 0.8 over all chains. The kernel is BlackJAX's `hmc`. Each state carries its log density and score, so
+Stein weights need no further gradients.
+
+Mean lengths of .8, pi / 2, 3.1 and 6 were measured in affine frames: 19, 27, 23, 10 effective draws of the slowest
+parameter per 1000 gradients on radon, 68, 109, 92, 25 on rats, 8, 8, 10, 7 on a Poisson Gaussian process. So there is
+nothing for an adaptation of lengths (ChEES) to find; a better frame is what helps.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from blackjax.mcmc import hmc
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from steinmatch.coordinates import PulledBack
+
+CHUNK = 8  # transitions of one compiled scan
+TRAJECTORY = 0.5 * np.pi
+ACCEPTANCE = 0.8
+_CAUTION = 0.25
+_STIFF = 1e-3  # acceptance: at a mean of 0.8 the energy error is .06 +- .35, and this is 20 of its sds away
+_MOST_LEAPS = 256  # of one trajectory
+_KERNEL = hmc.build_kernel()
+
+
+class Stretch(NamedTuple):
+    """Some transitions of all chains."""
+
+    states: hmc.HMCState  # after the last one
+    log_step: Float[Array, ""]
+    z: Float[Array, "t c d"]
+    scores: Float[Array, "t c d"]  # of the pulled-back density
+    log_densities: Float[Array, "t c"]
+    acceptance: Float[Array, " t"]
+    stiff: Float[Array, " t"]  # share of trajectories that left the energy by so much that their steps were too long
+    leaps: Float[Array, " t"]  # gradients of each chain
+
+
+@eqx.filter_jit
+def begin(target: PulledBack, z: Float[Array, "c d"]) -> hmc.HMCState:
+    """The states of chains that start at z: one gradient each."""
+    return jax.vmap(lambda point: hmc.init(point, target.log_density))(z)
+
+
+@eqx.filter_jit
+def advance(
+    target: PulledBack,
+    states: hmc.HMCState,
+    key: PRNGKeyArray,
+    log_step: Float[Array, ""],
+    gains: Float[Array, " t"],
+) -> Stretch:
+    """As many transitions as there are `gains`; the step size follows the acceptance by these gains, 0 being none.
+
+    The first transition is a cautious one, of short steps: chains that have come to where the density is stiff, and
+    where long steps are all rejected, get away from there.
+    """
+    chains, d = states.position.shape
+    metric = jnp.ones(d, jnp.float64)
+
+    def transition(carry: tuple, inputs: tuple) -> tuple:
+        states, log_step = carry
+        key, gain, caution = inputs
+        jitter_key, chain_key = jax.random.split(key)
+        step = jnp.exp(log_step)
+        length = TRAJECTORY * jax.random.uniform(jitter_key, dtype=jnp.float64, minval=0.5, maxval=1.5)
+        leaps = jnp.clip(jnp.ceil(length / step), 1, _MOST_LEAPS).astype(jnp.int32)
+
+        def one(key: PRNGKeyArray, state: hmc.HMCState) -> tuple:
+            return _KERNEL(key, state, target.log_density, caution * step, metric, leaps)
+
+        moved, info = jax.vmap(one)(jax.random.split(chain_key, chains), states)
+        accepted = jnp.mean(jnp.nan_to_num(info.acceptance_rate))
+        stiff = jnp.mean(jnp.where(info.acceptance_rate >= _STIFF, 0.0, 1.0))
+        row = (moved.position, moved.logdensity_grad, moved.logdensity, accepted, stiff, leaps)
+        follow = jnp.where(caution < 1.0, 0.0, gain)
+        return (moved, log_step + follow * (accepted - ACCEPTANCE)), row
+
+    keys = jax.random.split(key, gains.shape[0])
+    caution = jnp.where(jnp.arange(gains.shape[0]) == 0, _CAUTION, 1.0)
+    (states, log_step), rows = jax.lax.scan(transition, (states, log_step), (keys, gains, caution))
+    return Stretch(states, log_step, *rows)

@@ -1,0 +1,166 @@
+"""Stein weights: positive weights, nearest to uniform, under which Stein equations hold exactly.
+
+    minimise  sum_i (n w_i - 1)^2   with   sum_i w_i = 1,   sum_i w_i psi_i = 0,   w_i >= floor / n
+
+where psi are Stein images, of mean zero under the target. Without the floor, sum_i w_i f_i is the regression estimate of
+E f with the psi as control variates; it is consistent for every f, since the plain average is. The tilted weights
+w ~ exp(lambda . psi) agree to first order; but images of unbounded fields have heavy tails, for which the exponential
+puts all weight on one draw (measured: log-normal and noncentred eight schools), so the quadratic form is used.
+
+How many equations draws can bear is decided by cross-validation: coefficients fitted on other chains, errors from the
+spread of the chains' own means.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+from jaxtyping import Float, Int
+
+FLOOR = 0.01  # of n w_i
+_STEPS = 60
+_SOLVED = 1e-11
+
+
+class Layout(NamedTuple):
+    """Draws in the order (transition, group, sibling): groups of chains that began at one point are independent."""
+
+    transitions: int
+    groups: int
+    siblings: int
+
+    @property
+    def n(self) -> int:
+        return self.transitions * self.groups * self.siblings
+
+    def folds(self, count: int = 8) -> Int[np.ndarray, " n"]:
+        """The fold of each draw; groups stay together."""
+        fold = np.repeat(np.arange(self.groups) % min(count, self.groups), self.siblings)
+        return np.tile(fold, self.transitions)
+
+
+class Spread(NamedTuple):
+    """What the chains' means say of an average."""
+
+    mean: Float[np.ndarray, " f"]
+    error: Float[np.ndarray, " f"]  # standard error of the mean
+    between: Float[np.ndarray, " f"]  # variance between groups: what chains remember of their start; may be negative
+    chains: Float[np.ndarray, " f"]  # variance of one chain's mean
+
+
+def spread(values: Float[np.ndarray, "n f"], layout: Layout) -> Spread:
+    """Means and standard errors from independent groups of chains.
+
+    With m_gs the mean of chain s of group g, V their variance and C the covariance of siblings, the variance of the
+    average over K groups of M is (V + (M - 1) C) / (K M), C >= 0.
+    """
+    t, k, m = layout
+    means = values.reshape(t, k, m, -1).mean(axis=0)
+    mean = means.mean(axis=(0, 1))
+    centred = means - mean
+    variance = np.sum(centred**2, axis=(0, 1)) / max(k * m - 1, 1)
+    if m == 1:
+        return Spread(mean, np.sqrt(variance / k), np.zeros_like(mean), variance)
+    pairs = np.sum(np.sum(centred, axis=1) ** 2 - np.sum(centred**2, axis=1), axis=0) / (k * m * (m - 1))
+    error = np.sqrt((variance + (m - 1) * np.maximum(pairs, 0.0)) / (k * m))
+    return Spread(mean, error, pairs, variance)
+
+
+def ridge_solve(gram: Float[np.ndarray, "m m"], right: Float[np.ndarray, "m f"]) -> Float[np.ndarray, "m f"]:
+    """gram^-1 right for a positive semidefinite matrix, with a ridge at rounding level for dependent equations. Not by
+    eigenvalues: with 2000 equations they take ten times as long.
+    """
+    size = float(np.max(np.diagonal(gram), initial=1e-300))
+    for ridge in (1e-11, 1e-9, 1e-7):
+        try:
+            factor = scipy.linalg.cho_factor(gram + ridge * size * np.eye(len(gram)), check_finite=False)
+        except np.linalg.LinAlgError:
+            continue
+        return scipy.linalg.cho_solve(factor, right, check_finite=False)
+    return np.linalg.lstsq(gram, right, rcond=1e-10)[0]
+
+
+class CrossFit:
+    """Regressions of functions on images, with coefficients for each draw from the folds of other draws."""
+
+    def __init__(
+        self, functions: Float[np.ndarray, "n f"], psi: Float[np.ndarray, "n m"], folds: Int[np.ndarray, " n"]
+    ):
+        self.psi = psi
+        self.rows = [np.nonzero(folds == k)[0] for k in range(int(folds.max()) + 1)]
+        self.grams, self.rights = [], []
+        for row in self.rows:
+            extended = np.concatenate([np.ones((len(row), 1)), psi[row]], axis=1)
+            self.grams.append(extended.T @ extended)
+            self.rights.append(extended.T @ functions[row])
+        self.gram, self.right = sum(self.grams), sum(self.rights)
+
+    def control(self, columns: Int[np.ndarray, " c"]) -> Float[np.ndarray, "n f"]:
+        """psi_i . beta over some images: control variates of the functions, of mean zero under the target."""
+        found = np.empty((len(self.psi), self.right.shape[1]))
+        with_one = np.concatenate([[0], 1 + columns])
+        for row, gram, right in zip(self.rows, self.grams, self.rights, strict=True):
+            beta = ridge_solve((self.gram - gram)[np.ix_(with_one, with_one)], (self.right - right)[with_one])
+            found[row] = self.psi[np.ix_(row, columns)] @ beta[1:]
+        return found
+
+    def coefficients(self, columns: Int[np.ndarray, " c"]) -> Float[np.ndarray, "c f"]:
+        """beta from all draws."""
+        with_one = np.concatenate([[0], 1 + columns])
+        return ridge_solve(self.gram[np.ix_(with_one, with_one)], self.right[with_one])[1:]
+
+
+@dataclasses.dataclass(frozen=True)
+class Nearest:
+    """Weights, their effective sample size, and the largest equation left (images of mean square one)."""
+
+    weights: Float[np.ndarray, " n"]
+    ess: float
+    residual: float
+
+
+def nearest_weights(psi: Float[np.ndarray, "n m"]) -> Nearest | None:
+    """The weights nearest to uniform with sum_i w_i psi_i = 0; None where there are none above the floor.
+
+    The dual is a convex problem in theta = (mu, lambda): n w_i = max(floor, 1 + mu + lambda . psi_i), solved by Newton's
+    method, whose first step is the regression.
+    """
+    n = len(psi)
+    if psi.shape[1] == 0:
+        return Nearest(np.full(n, 1.0 / n), float(n), 0.0)
+    basis = np.concatenate([np.ones((n, 1)), psi], axis=1)
+    goal = np.zeros(basis.shape[1])
+    goal[0] = 1.0
+
+    def at(theta: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        free = 1.0 + basis @ theta
+        ratio = np.maximum(free, FLOOR)
+        value = np.mean(np.where(free > FLOOR, 0.5 * free**2, FLOOR * free - 0.5 * FLOOR**2)) - theta @ goal
+        return float(value), ratio, basis.T @ ratio / n - goal
+
+    theta = np.zeros(basis.shape[1])
+    value, ratio, gradient = at(theta)
+    for _ in range(_STEPS):
+        if np.abs(gradient).max() <= _SOLVED:
+            break
+        active = basis[ratio > FLOOR]
+        step = -ridge_solve(active.T @ active / n, gradient[:, None])[:, 0]
+        length = 1.0
+        while True:
+            trial = at(theta + length * step)
+            if trial[0] <= value + 1e-4 * length * (gradient @ step) or np.abs(trial[2]).max() < 0.5 * np.abs(
+                gradient
+            ).max():
+                break
+            length *= 0.5
+            if length < 1e-8:
+                break
+        if length < 1e-8:
+            break
+        theta = theta + length * step
+        value, ratio, gradient = trial
+    if np.abs(gradient).max() > 1e-8:
+        return None
+    weights = ratio / ratio.sum()
+    return Nearest(weights, float(1.0 / np.sum(weights**2)), float(np.abs(weights @ psi).max()))
