@@ -15,6 +15,7 @@ from steinmatch.io import load
 from steinmatch.kernels import IMQ, RBF, Matern, PairKernel, Whitened
 from steinmatch.matching import MatchingSet
 from steinmatch.query import Query
+from steinmatch.sharpening import Sharpened, SteinWeights, sharpen, stein_weights
 from steinmatch.solvers import Affine, Annealed, Chain, Descent, LevenbergMarquardt
 from steinmatch.stein import stein_operator, stein_residual
 from steinmatch.svgd import velocity
@@ -62,7 +63,9 @@ __all__ = [
     "Polynomial",
     "Query",
     "RandomFourier",
+    "Sharpened",
     "SteinSolution",
+    "SteinWeights",
     "Target",
     "Walk",
     "Whitened",
@@ -81,11 +84,13 @@ __all__ = [
     "ordered",
     "positive",
     "real",
+    "sharpen",
     "simplex",
     "stein_equation",
     "stein_ess",
     "stein_operator",
     "stein_residual",
+    "stein_weights",
     "targets",
     "tempered",
     "velocity",

@@ -1,4 +1,4 @@
-"""What draws of any sampler are worth: certificate, discrepancy, and means corrected by the Stein equation."""
+"""What draws of any sampler are worth: certificate and discrepancy."""
 
 import dataclasses
 
@@ -10,12 +10,10 @@ from rich.table import Table
 
 from steinmatch.certificate import Certificate, certify
 from steinmatch.discrepancy import ksd
-from steinmatch.equation import stein_equation
 from steinmatch.features import Linear
-from steinmatch.kernels import RBF, Whitened
+from steinmatch.kernels import Whitened
 from steinmatch.targets import AbstractTarget, constrained_values
 
-_POINTS = 600  # of the Stein equation, a dense system
 _DRAWS = 5000  # of the discrepancy, a sum over pairs
 
 
@@ -28,13 +26,11 @@ class Assessment:
     ksd: float
     names: tuple[str, ...]
     mean: Float[np.ndarray, " k"]  # of the draws
-    corrected: Float[np.ndarray, " k"]  # by the Stein equation
-    error: Float[np.ndarray, " k"]  # of the corrected means
     sd: Float[np.ndarray, " k"]
 
     def as_dict(self) -> dict:
         """Plain numbers."""
-        columns = {name: getattr(self, name) for name in ("mean", "corrected", "error", "sd")}
+        columns = {name: getattr(self, name) for name in ("mean", "sd")}
         return {
             "n_draws": self.n_draws,
             "ksd": self.ksd,
@@ -48,26 +44,19 @@ class Assessment:
 
     def __rich__(self) -> Group:
         table = Table(caption=f"{self.n_draws} draws; KSD {self.ksd:.3g}", caption_justify="left")
-        for column in ("", "mean", "corrected mean", "error", "sd", "shift (sds)"):
+        for column in ("", "mean", "sd"):
             table.add_column(column, justify="left" if not column else "right")
-        rows = zip(self.names, self.mean, self.corrected, self.error, self.sd, strict=True)
-        for name, mean, corrected, error, sd in rows:
-            shift = (corrected - mean) / max(sd, 1e-300)
-            table.add_row(escape(name), f"{mean:.4g}", f"{corrected:.4g}", f"{error:.1g}", f"{sd:.4g}", f"{shift:+.3f}")
+        for name, mean, sd in zip(self.names, self.mean, self.sd, strict=True):
+            table.add_row(escape(name), f"{mean:.4g}", f"{sd:.4g}")
         return Group(table, self.certificate.__rich__())
 
 
 def assess_draws(target: AbstractTarget, draws: Float[np.ndarray, "n d"]) -> Assessment:
-    """The certificate of linear features of the whitened point, the KSD, and corrected means."""
+    """The certificate of linear features of the whitened point, and the KSD."""
     n, d = draws.shape
     if n <= d + 1:
         raise ValueError(f"assess: {n} draws are too few for {d} dimensions; give more than {d + 1}.")
     certificate = certify(target, Whitened(Linear()), draws)
     names, values = constrained_values(target, draws)
-    some = np.linspace(0, n - 1, min(n, _POINTS)).astype(int)
-    features = Whitened(Linear()) + Whitened(RBF(4.0 * np.sqrt(d)))
-    solution = stein_equation(values[some], target, features, draws[some])
     pairs = draws[np.linspace(0, n - 1, min(n, _DRAWS)).astype(int)]
-    return Assessment(
-        n, certificate, ksd(target, pairs), names, values.mean(axis=0), solution.b, solution.error, values.std(axis=0)
-    )
+    return Assessment(n, certificate, ksd(target, pairs), names, values.mean(axis=0), values.std(axis=0))

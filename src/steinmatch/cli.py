@@ -43,7 +43,7 @@ def fit(
     kernel: Annotated[
         str | None, typer.Option(help="linear, linear+random, rbf, imq or matern; automatic by default.")
     ] = None,
-    solver: Annotated[str, typer.Option(help="auto, descent, affine, levenberg-marquardt or annealed.")] = "auto",
+    solver: Annotated[str, typer.Option(help="auto, walk, descent, affine, levenberg-marquardt or annealed.")] = "auto",
     seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
     max_seconds: Annotated[float | None, typer.Option(help="Time limit; the best so far is kept.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
@@ -98,7 +98,7 @@ def assess(
     data: Annotated[Path | None, typer.Option(help="JSON file of data, for Stan and NumPyro models.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """What draws of any other sampler are worth: certificate, KSD, Stein ESS, corrected means beside the plain ones.
+    """What draws of any other sampler are worth: certificate, KSD, Stein ESS. To correct them, see `sharpen`.
 
     steinmatch assess draws.npy --target schools.py:model
     """
@@ -114,6 +114,37 @@ def assess(
         print(json.dumps(found.as_dict()))
     else:
         Console().print(found)
+
+
+@app.command()
+def sharpen(
+    draws: Annotated[Path, typer.Argument(help="Draws of any sampler: .nc (by name), .npy or .csv (unconstrained).")],
+    target: Annotated[str, typer.Option(metavar="FILE[:NAME]", help="The model, as for fit.")],
+    data: Annotated[Path | None, typer.Option(help="JSON file of data, for Stan and NumPyro models.")] = None,
+    out: Annotated[Path | None, typer.Option(help="NetCDF file for the draws with their weights.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Stein weights for the draws of any other sampler: means and sds with standard errors, before and after.
+
+    steinmatch sharpen draws.nc --target schools.py:model --out sharpened.nc
+    """
+    from steinmatch.modelfile import BadFile, read_named_draws, read_target
+    from steinmatch.sharpening import sharpen as sharpen_draws
+    from steinmatch.storage import write
+
+    try:
+        model = read_target(target, data)
+        found = sharpen_draws(read_named_draws(draws, model), model)
+    except (BadFile, ValueError, TypeError) as error:
+        _fail(str(error))
+    if out is not None:
+        write(found.to_arviz(), out)
+    if as_json:
+        print(json.dumps(found.as_dict()))
+    else:
+        Console().print(found)
+        if out is not None:
+            Console().print(f"Written: {escape(str(out))}")
 
 
 @app.command()

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 
 from steinmatch import storage
 from steinmatch._types import float64, plain
-from steinmatch.adaptive import Error, Round
-from steinmatch.features import Products
-from steinmatch.fitting import Fit
+from steinmatch.adaptive import Error, Round, Walked
+from steinmatch.adaptive.plainly import unplaced
 from steinmatch.coordinates import AffineMap
+from steinmatch.features import Linear
+from steinmatch.fitting import Fit
 from steinmatch.kernels import Whitened
 from steinmatch.targets import AbstractTarget
 
@@ -24,13 +24,16 @@ def load(path: str | Path, target: AbstractTarget | None = None) -> Fit:
         raise ValueError(
             f"load: {path} holds particles of dimension {particles.shape[1]}, the target has {target.dim}."
         )
-    frame = AffineMap(jnp.asarray(arrays["shift"]), jnp.asarray(arrays["root"])) if "shift" in arrays else None
-    kernel = None
-    if frame is not None and "exponents" in arrays:
-        kernel = Whitened(Products(arrays["exponents"], arrays["variables"]), frame)
+    frame = storage.saved_frame(arrays)
+    error = Error(arrays["error_mean"], arrays["error_sd"]) if "error_mean" in arrays else None
+    rounds = tuple(Round(**found) for found in attributes["rounds"])
+    walked = None
+    if attributes["automatic"] and frame is not None and error is not None:
+        nothing = np.zeros((0, particles.shape[1]))
+        walked = Walked(error, rounds, frame, None, unplaced(frame, particles), nothing, nothing[:, 0])
     return Fit(
         target=stand_in if target is None else target,
-        kernel=plain(kernel),
+        kernel=plain(None if walked is None else Whitened(Linear(), frame)),
         particles=particles,
         weights=arrays["weights"],
         converged=bool(attributes["converged"]),
@@ -42,8 +45,9 @@ def load(path: str | Path, target: AbstractTarget | None = None) -> Fit:
         n_nonfinite=int(attributes["n_nonfinite"]),
         seconds=float(attributes["seconds"]),
         history={name.removeprefix("history_"): np.asarray(arrays[name]) for name in arrays if "history_" in name},
-        frame=plain(frame),
+        frame=plain(frame) if isinstance(frame, AffineMap) else None,
         seed=int(attributes["seed"]),
-        error=Error(arrays["error_mean"], arrays["error_sd"]) if "error_mean" in arrays else None,
-        rounds=tuple(Round(**found) for found in attributes["rounds"]),
+        error=error,
+        rounds=rounds,
+        walked=walked,
     )

@@ -106,6 +106,23 @@ def read_draws(path: Path, target: AbstractTarget) -> np.ndarray:
     return draws
 
 
+def read_named_draws(path: Path, target: AbstractTarget) -> Any:
+    """Draws for `sharpen`: an InferenceData from a .nc file, whose variables are known by name; else as `read_draws`."""
+    if path.suffix != ".nc" or not path.is_file():
+        return read_draws(path, target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import arviz
+
+        try:
+            data: Any = arviz.from_netcdf(str(path), engine="h5netcdf")
+            data.load()
+            data.close()
+        except Exception as error:
+            raise BadFile(f"{path} cannot be read as draws: {error}") from error
+    return data
+
+
 def _from_csv(path: Path) -> np.ndarray:
     with path.open() as file:
         first = file.readline().strip().split(",")

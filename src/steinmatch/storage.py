@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from steinmatch._types import float64
-from steinmatch.features import Products
-from steinmatch.kernels import Whitened
+from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Parent, Spline
 from steinmatch.targets import AbstractTarget, Evaluations, ModelInfo, SavedTarget, constrained_values
 
-FORMAT = 1
+FORMAT = 2
+_PARENT = ("places", "means", "log_scales", "shears")
 _SAVED = (
     "converged", "reason", "residual", "n_steps", "n_gradients", "n_hvps", "n_nonfinite", "seconds", "seed",
 )  # fmt: skip
@@ -24,28 +24,24 @@ _FOREIGN = "a file that steinmatch saved"
 
 def variables(target: AbstractTarget, particles: np.ndarray) -> dict[str, np.ndarray]:
     """The constrained values by variable, (n, *shape) each."""
-    names, values = constrained_values(target, particles)
-    if isinstance(target, SavedTarget):
-        shapes = target.shapes
-    elif target.constrain is None and target.names is None:
-        return {"x": values}
-    elif target.constrain is None:
-        return {name: values[:, i] for i, name in enumerate(names)}
-    else:
-        shapes = _shapes(target)
+    _, values = constrained_values(target, particles)
     found, start = {}, 0
-    for name, shape in shapes.items():
+    for name, shape in shapes_of(target).items():
         size = int(np.prod(shape))
         found[name] = values[:, start : start + size].reshape(-1, *shape)
         start += size
     return found
 
 
-def _shapes(target: AbstractTarget) -> dict[str, tuple[int, ...]]:
+def shapes_of(target: AbstractTarget) -> dict[str, tuple[int, ...]]:
+    """The constrained variables' shapes, by name."""
     import jax
     import jax.numpy as jnp
 
-    assert target.constrain is not None
+    if isinstance(target, SavedTarget):
+        return target.shapes
+    if target.constrain is None:
+        return {"x": (target.dim,)} if target.names is None else {name: () for name in target.names}
     with jax.enable_x64(True):
         tree = jax.eval_shape(target.constrain, jax.ShapeDtypeStruct((target.dim,), jnp.float64))
     leaves = jax.tree_util.tree_leaves_with_path(tree)
@@ -55,26 +51,48 @@ def _shapes(target: AbstractTarget) -> dict[str, tuple[int, ...]]:
     }
 
 
-def inference_data(fit: Any) -> Any:
-    """One chain whose draws are a fit's particles, not resampled: groups posterior, sample_stats and unconstrained."""
+def weighted_draws(
+    target: AbstractTarget,
+    particles: np.ndarray,
+    weights: np.ndarray,
+    n_chains: int = 1,
+    log_densities: np.ndarray | None = None,
+) -> Any:
+    """An InferenceData of draws, chain after chain, with their weights in sample_stats."""
     with warnings.catch_warnings():  # ArviZ announces its next version
         warnings.simplefilter("ignore")
         import arviz
-        import xarray
-    target: AbstractTarget = fit.target
     info: ModelInfo = getattr(target, "info", None) or ModelInfo()
-    posterior = {name: value[None] for name, value in variables(target, fit.particles).items()}
+
+    def in_chains(values: np.ndarray) -> np.ndarray:
+        return values.reshape(n_chains, -1, *values.shape[1:])
+
+    posterior = {name: in_chains(value) for name, value in variables(target, particles).items()}
     dims = {
         name: dims for name, dims in info.dims.items() if name in posterior and posterior[name].ndim == 2 + len(dims)
     }
     used = {dim for found in dims.values() for dim in found}
     coords = {name: values for name, values in info.coords.items() if name in used}
-    stats = {"weight": fit.weights[None]}
-    if not isinstance(target, SavedTarget) and target.log_density is not None:
-        stats["lp"] = float64(Evaluations(target))(fit.particles)[0][None]
+    stats = {"weight": in_chains(weights)}
+    if log_densities is not None:
+        stats["lp"] = in_chains(log_densities)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        data: Any = arviz.from_dict(posterior=posterior, sample_stats=stats, dims=dims, coords=coords)
+        return arviz.from_dict(posterior=posterior, sample_stats=stats, dims=dims, coords=coords)
+
+
+def inference_data(fit: Any) -> Any:
+    """One chain whose draws are a fit's particles, not resampled: groups posterior, sample_stats and unconstrained."""
+    import xarray
+
+    target: AbstractTarget = fit.target
+    info: ModelInfo = getattr(target, "info", None) or ModelInfo()
+    densities = None
+    if not isinstance(target, SavedTarget) and target.log_density is not None:
+        densities = float64(Evaluations(target))(fit.particles)[0]
+    data = weighted_draws(target, fit.particles, np.asarray(fit.weights), 1, densities)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         data.posterior.attrs.update({name: _plain(value) for name, value in _attributes(fit, info).items()})
         own = {"x": (("draw", "dimension"), fit.particles), **{
             name: (tuple(f"{name}_{i}" for i in range(value.ndim)), value) for name, value in _arrays(fit).items()
@@ -94,27 +112,38 @@ def _attributes(fit: Any, info: ModelInfo) -> dict[str, Any]:
         "dims": {name: list(dims) for name, dims in info.dims.items()},
         "coords": {name: [str(value) for value in values] for name, values in info.coords.items()},
         "rounds": [dataclasses.asdict(found) for found in fit.rounds],
-        "kernel": type(_features(fit) or fit.kernel).__name__,
+        "automatic": fit.walked is not None,
         "certificate": str(fit.certificate) if "certificate" in vars(fit) else "",
         **{name: getattr(fit, name) for name in _SAVED},
     }
 
 
 def _arrays(fit: Any) -> dict[str, np.ndarray]:
-    """What is saved of the affine map, the features, the stated errors and the history."""
+    """What is saved of the frame, the stated errors and the history."""
     found: dict[str, np.ndarray] = {}
-    if fit.frame is not None:
-        found |= {"shift": np.asarray(fit.frame.shift), "root": np.asarray(fit.frame.root)}
-    features = _features(fit)
-    if isinstance(features, Products):
-        found |= {"exponents": np.asarray(features.exponents), "variables": np.asarray(features.variables)}
+    frame = fit.frame if fit.walked is None else fit.walked.frame
+    if isinstance(frame, Composed):
+        order, parent = frame.maps
+        found["order"] = np.asarray(order.order)
+        found |= {f"parent_{name}": np.asarray(getattr(parent, name)) for name in _PARENT}
+        found |= {"quantile_knots": np.asarray(parent.quantiles.knots), "given_knots": np.asarray(parent.given.knots)}
+    elif frame is not None:
+        found |= {"shift": np.asarray(frame.shift), "root": np.asarray(frame.root)}
     if fit.error is not None:
         found |= {"error_mean": fit.error.mean, "error_sd": fit.error.sd}
     return found | {f"history_{name}": np.asarray(values) for name, values in fit.history.items()}
 
 
-def _features(fit: Any) -> Any:
-    return fit.kernel.kernel if isinstance(fit.kernel, Whitened) else None
+def saved_frame(arrays: dict[str, np.ndarray]) -> AbstractFrame | None:
+    """The frame of a saved fit."""
+    import jax.numpy as jnp
+
+    if "order" in arrays:
+        parts = {name: jnp.asarray(arrays[f"parent_{name}"]) for name in _PARENT}
+        splines = (Spline.over(arrays[f"{name}_knots"]) for name in ("quantile", "given"))
+        quantiles, given = splines
+        return Composed((Order(jnp.asarray(arrays["order"])), Parent(quantiles=quantiles, given=given, **parts)))
+    return AffineMap(jnp.asarray(arrays["shift"]), jnp.asarray(arrays["root"])) if "shift" in arrays else None
 
 
 def _plain(value: Any) -> Any:

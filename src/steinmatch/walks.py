@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from blackjax.mcmc import hmc
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from steinmatch.coordinates import PulledBack
 
-CHUNK = 8  # transitions of one compiled scan
+CHUNK = 4  # transitions of one compiled scan
 TRAJECTORY = 0.5 * np.pi
 ACCEPTANCE = 0.8
 _CAUTION = 0.25
@@ -40,6 +40,7 @@ class Stretch(NamedTuple):
     scores: Float[Array, "t c d"]  # of the pulled-back density
     log_densities: Float[Array, "t c"]
     acceptance: Float[Array, " t"]
+    caution: Float[Array, " t"]  # factor of the step
     stiff: Float[Array, " t"]  # share of trajectories that left the energy by so much that their steps were too long
     leaps: Float[Array, " t"]  # gradients of each chain
 
@@ -57,10 +58,11 @@ def advance(
     key: PRNGKeyArray,
     log_step: Float[Array, ""],
     gains: Float[Array, " t"],
+    cautious: Bool[Array, ""],
 ) -> Stretch:
     """As many transitions as there are `gains`; the step size follows the acceptance by these gains, 0 being none.
 
-    The first transition is a cautious one, of short steps: chains that have come to where the density is stiff, and
+    If `cautious`, the first transition is one of short steps: chains that have come to where the density is stiff, and
     where long steps are all rejected, get away from there.
     """
     chains, d = states.position.shape
@@ -80,11 +82,11 @@ def advance(
         moved, info = jax.vmap(one)(jax.random.split(chain_key, chains), states)
         accepted = jnp.mean(jnp.nan_to_num(info.acceptance_rate))
         stiff = jnp.mean(jnp.where(info.acceptance_rate >= _STIFF, 0.0, 1.0))
-        row = (moved.position, moved.logdensity_grad, moved.logdensity, accepted, stiff, leaps)
+        row = (moved.position, moved.logdensity_grad, moved.logdensity, accepted, caution, stiff, leaps)
         follow = jnp.where(caution < 1.0, 0.0, gain)
         return (moved, log_step + follow * (accepted - ACCEPTANCE)), row
 
     keys = jax.random.split(key, gains.shape[0])
-    caution = jnp.where(jnp.arange(gains.shape[0]) == 0, _CAUTION, 1.0)
+    caution = jnp.where((jnp.arange(gains.shape[0]) == 0) & cautious, _CAUTION, 1.0)
     (states, log_step), rows = jax.lax.scan(transition, (states, log_step), (keys, gains, caution))
     return Stretch(states, log_step, *rows)

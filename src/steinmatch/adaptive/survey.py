@@ -15,16 +15,18 @@ from jaxtyping import Float
 from steinmatch.adaptive.frames import BATCH, Cloud, begin_climb, climb, cloud
 from steinmatch.adaptive.plainly import placed, unplaced
 from steinmatch.coordinates import AbstractFrame, AffineMap
-from steinmatch.solvers.affine import AffineState, usable
+from steinmatch.solvers.affine import AffineState, bound_error, usable
 from steinmatch.targets import Evaluations
 
 RADII = (4.0, 8.0, 16.0, 32.0, 100.0, 300.0)  # sds along a ray; the last two tell of the tails
 _AXES = 16  # at most
 _SPREAD = (5.0, 15.0, 30.0)  # of the points that are climbed from, in sds and in units of the start
+_FARTHEST = 1e6  # sds from the centre of points that are climbed from
 _CLIMBS = 14  # steps of a point up the density
 _RANGE = 30.0  # nats below the frame's usual density at which a point is no mode of mass
 _DIP = 0.5  # nats of a valley between two modes
 _OTHER_SWEEPS = 25  # of the affine phase of another mode
+_SETTLED = 0.5  # by how much the affine equations of a mode may fail
 _APART = 3.0  # sds between modes
 _NARROW = 4.0  # nats by which a peak is above what a normal has at its mode, or a mode smaller than another
 _FAR, _MATTERS = 8.0, 0.02  # sds at which a normal has no mass; what may be added to a variance
@@ -123,7 +125,8 @@ def look_for_modes(
     far = np.concatenate([chosen, centre + spreads[::2] * scale])
     with np.errstate(all="ignore"):
         far = unplaced(frame, far)
-    starts = np.concatenate([np.zeros((1, d)), far[np.isfinite(far).all(axis=1)], spreads[1::2]])[:BATCH]
+        far = far[np.max(np.abs(far), axis=1) < _FARTHEST]
+    starts = np.concatenate([np.zeros((1, d)), far, spreads[1::2]])[:BATCH]
     if len(starts) < BATCH:
         starts = np.concatenate([starts, np.resize(spreads, (BATCH - len(starts), d))])
     ends, tops = _ascend(seen, starts, spent)
@@ -148,7 +151,8 @@ def look_for_modes(
             if done:
                 break
         known = np.isfinite(local.bound.value) or evaluate.target.log_density is None
-        if done and known and usable(local.bound) and _other(local, rivals):
+        settled = done and usable(local.bound) and bound_error(local) < _SETTLED
+        if settled and known and _other(local, rivals):
             rivals.append(local)
     best = max(rivals, key=lambda rival: rival.bound.value, default=None)
     better = best is not None and best.bound.value > bound + 0.5

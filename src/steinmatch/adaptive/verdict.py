@@ -20,7 +20,7 @@ from steinmatch.weights import CrossFit, Layout, Spread, nearest_weights, spread
 _FALSE_ALARM = 1e-3  # probability, over all parameters, that draws without fault are called into question
 _MEMORY = 0.05  # share of a parameter's variance that chains may remember of their start
 _LEAST_ESS = 0.25  # of the weights, relative to the number of draws
-_ROUNDING = 1e-8  # of sums over draws far from the origin
+_ROUNDING = 1e-6  # sds: no smaller error is claimed, for sums in floating point over draws far from the origin
 _BETTER = 0.95  # a larger family must lower the largest error by this factor
 
 
@@ -46,6 +46,7 @@ class Verdict(NamedTuple):
     memory: float  # largest share of variance that chains remember: nested R-hat squared, less one
     mixed: bool
     agree: bool  # plain and weighted draws
+    estimate: tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]  # weighted means and sds
 
 
 class _Estimate(NamedTuple):
@@ -90,7 +91,7 @@ def judge(
     estimate, weights, ess, residual = _weighed(candidates, psi, d, k)
     rest = _in_units(functions - estimate.control, estimate.unit)
     seen = spread(rest, layout)
-    parts = [seen.error, weights @ _in_units(functions, estimate.unit) - seen.mean]
+    parts = [seen.error * _uncertainty(rest), weights @ _in_units(functions, estimate.unit) - seen.mean]
     if start is not None:
         begun = moment_functions(start[2].value, mean, sd)
         if estimate.family is not None:
@@ -111,7 +112,40 @@ def judge(
         memory=memory,
         mixed=mixed,
         agree=agree,
+        estimate=_moments(values.value, weights),
     )
+
+
+def confirmed(verdict: Verdict, before: Verdict | None, groups: int) -> Verdict:
+    """The verdict with errors made larger where estimates have moved, since fewer of the same draws, by more than the
+    errors allow: the difference of nested averages has the variance e_before^2 - e^2.
+    """
+    if before is None:
+        return verdict
+    (mean, sd), (old_mean, old_sd) = verdict.estimate, before.estimate
+    unit = _positive(sd)
+    moved = np.concatenate([np.abs(mean - old_mean) / unit, np.abs(old_sd / unit - 1.0) * (sd > 0.0)])
+    error, old = (np.concatenate(found.error) for found in (verdict, before))
+    allowed = np.sqrt(np.maximum(old**2 - error**2, 0.25 * old**2))
+    ratio = float(np.max(moved / np.maximum(allowed, _ROUNDING), initial=0.0)) / _quantile(len(moved), groups)
+    if not ratio > 1.0:
+        return verdict
+    return verdict._replace(error=Error(*(ratio * part for part in verdict.error)))
+
+
+def _moments(values: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+    mean = weights @ values
+    return mean, np.sqrt(weights @ (values - mean) ** 2)
+
+
+def _uncertainty(rest: Float[np.ndarray, "n f"]) -> Float[np.ndarray, " f"]:
+    """A factor for what a standard error does not know of itself: a variance estimated from n values of kurtosis k has
+    a relative sd of sqrt((k - 1) / n); two of those are added.
+    """
+    centred = rest - rest.mean(axis=0)
+    variance = _positive(np.mean(centred**2, axis=0))
+    kurtosis = np.mean(centred**4, axis=0) / variance**2
+    return np.sqrt(1.0 + 2.0 * np.sqrt(np.maximum(kurtosis - 1.0, 0.0) / len(rest)))
 
 
 def moment_functions(

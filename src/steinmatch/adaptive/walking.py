@@ -33,7 +33,7 @@ from steinmatch.adaptive.frames import (
     normal_points,
 )
 from steinmatch.adaptive.survey import Rays, look_along_rays, look_for_modes
-from steinmatch.adaptive.verdict import Error, Verdict, judge
+from steinmatch.adaptive.verdict import Error, Verdict, confirmed, judge
 from steinmatch.adaptive.plainly import placed
 from steinmatch.coordinates import AbstractFrame, AffineMap, PulledBack
 from steinmatch.features import Linear
@@ -50,6 +50,7 @@ _MOST_DRAWS = 2**17
 _ENOUGH_TO_SHOW = 4096  # draws of a fit that cannot converge
 _MOST_NUMBERS = 2 * 10**7  # n d of the draws
 _REUSABLE = 2.0  # variance of the log weights of a frame that serves another target
+_WARM = 2  # stretches before the first that counts
 _FIRST_STEP = 1.2  # times d^(-1/4): the largest stable leapfrog step of a normal, and its scaling
 
 
@@ -82,6 +83,7 @@ class Walked:
     log_densities: Float[np.ndarray, " n"]
     notes: tuple[str, ...] = ()
     chains: Any = None  # as they stand
+    verdict: Verdict | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +119,7 @@ class _Memory:
     counted: int = 0
     surveyed: bool = False
     rays: Rays | None = None
+    verdict: Verdict | None = None  # of the last round
     others: tuple[str, ...] = ()  # said of other modes before the fit began anew in a better one
 
 
@@ -294,12 +297,23 @@ class Walk(AbstractStepSolver):
 
     def _warmed(self, memory: _Memory, chains: _Chains) -> _Chains:
         """Transitions that adapt the step size and let the chains forget where they began."""
-        gains = 1.0 / np.sqrt(1.0 + np.arange(CHUNK))
-        stretch = advance(chains.target, chains.states, self._key(chains), chains.log_step, jnp.asarray(gains))
-        _count(memory.evaluate, chains.target, stretch)
-        moved = dataclasses.replace(chains, states=stretch.states, log_step=stretch.log_step)
+        for k in range(_WARM):
+            gains = 1.0 / np.sqrt(1.0 + k * CHUNK + np.arange(CHUNK))
+            stretch = self._advanced(memory, chains, gains)
+            chains = dataclasses.replace(
+                chains, states=stretch.states, log_step=stretch.log_step, transitions=chains.transitions + CHUNK
+            )
         least = -(-self.least_draws // (self.groups * self.siblings))
-        return dataclasses.replace(moved, transitions=CHUNK, wanted=CHUNK * max(1, -(-least // CHUNK)))
+        return dataclasses.replace(chains, wanted=CHUNK * max(1, -(-least // CHUNK)))
+
+    def _advanced(self, memory: _Memory, chains: _Chains, gains: np.ndarray) -> Stretch:
+        """One stretch of all chains, counted; every second one begins cautiously."""
+        cautious = jnp.asarray(chains.transitions // CHUNK % 2 == 0)
+        key, gains = self._key(chains), jnp.asarray(gains)
+        stretch = advance(chains.target, chains.states, key, chains.log_step, gains, cautious)
+        leaps = int(np.sum(np.asarray(stretch.leaps)))
+        memory.evaluate.n_gradients += leaps * stretch.z.shape[1] * chains.target.gradients_a_value
+        return stretch
 
     def _key(self, chains: _Chains) -> Array:
         return jax.random.fold_in(jax.random.key(self.seed), chains.transitions)
@@ -310,10 +324,7 @@ class Walk(AbstractStepSolver):
         while CHUNK * len(chains.stretches) < chains.wanted:
             if chains.stretches and spent():
                 break
-            stretch = advance(
-                chains.target, chains.states, self._key(chains), chains.log_step, jnp.zeros(CHUNK)
-            )
-            _count(memory.evaluate, chains.target, stretch)
+            stretch = self._advanced(memory, chains, np.zeros(CHUNK))
             d = stretch.z.shape[2]
             z, scores = np.asarray(stretch.z).reshape(-1, d), np.asarray(stretch.scores).reshape(-1, d)
             chains = dataclasses.replace(
@@ -327,10 +338,13 @@ class Walk(AbstractStepSolver):
         z, scores, _ = _draws(chains)
         layout = Layout(CHUNK * len(chains.stretches), self.groups, self.siblings)
         verdict = judge(z, scores, Values.joined(list(chains.values)), layout, chains.start)
-        memory = self._recorded(memory, verdict, layout)
+        verdict = confirmed(verdict, memory.verdict, layout.groups)
+        before = memory.verdict
+        memory = dataclasses.replace(self._recorded(memory, verdict, layout), verdict=verdict)
         enough = len(z) >= self.least_draws
         smooth = not _too_stiff(memory.rounds[-1], self.tol)
         good = 2.0 * verdict.error.largest <= self.tol and verdict.mixed and verdict.agree and smooth
+        good = good and before is not None  # one round has nothing to be confirmed by
         converged = bool(good and enough and not memory.notes)
         reason = ""
         if good and enough:
@@ -374,8 +388,8 @@ class Walk(AbstractStepSolver):
             family=verdict.family,
             ess=verdict.ess,
             memory=verdict.memory,
-            acceptance=float(np.mean([np.mean(np.asarray(s.acceptance[1:])) for s in memory.chains.stretches])),
-            stiff=float(np.mean([np.mean(np.asarray(s.stiff[1:])) for s in memory.chains.stretches])),
+            acceptance=_usual(memory.chains, "acceptance"),
+            stiff=_usual(memory.chains, "stiff"),
             n_gradients=gradients - memory.counted,
             seconds=now - memory.clock,
         )
@@ -422,7 +436,7 @@ class Walk(AbstractStepSolver):
                 least = -(-self.least_draws // (self.groups * self.siblings))
                 chains = dataclasses.replace(chains, target=PulledBack(target, frame), wanted=CHUNK * -(-least // CHUNK))
                 return dataclasses.replace(
-                    memory, frame=frame, chains=chains, notes=walked.notes, rounds=walked.rounds, phase="walk"
+                    memory, frame=frame, chains=chains, notes=walked.notes, rounds=walked.rounds, verdict=walked.verdict, phase="walk"
                 )
         points = cloud(evaluate, frame, normal_points(FRESH, target.dim, self.seed + 1))
         logs = points.log_densities + 0.5 * np.sum(points.z**2, axis=1)
@@ -478,8 +492,12 @@ def _chosen(points: Cloud, groups: int, seed: int) -> np.ndarray:
     return np.minimum(np.searchsorted(np.cumsum(weights), comb), len(weights) - 1)
 
 
-def _count(evaluate: Evaluations, target: PulledBack, stretch: Stretch) -> None:
-    evaluate.n_gradients += int(np.sum(np.asarray(stretch.leaps))) * stretch.z.shape[1] * target.gradients_a_value
+def _usual(chains: _Chains, name: str) -> float:
+    """The mean of a statistic over transitions with steps of the usual length."""
+    values, caution = (
+        np.concatenate([np.asarray(getattr(s, part)) for s in chains.stretches]) for part in (name, "caution")
+    )
+    return float(np.mean(values[caution == 1.0]))
 
 
 def _draws(chains: _Chains) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -505,4 +523,5 @@ def _walked(memory: _Memory, error: Error, verdict: Verdict | None) -> Walked | 
         log_densities=densities,
         notes=memory.notes,
         chains=chains,
+        verdict=verdict,
     )

@@ -1,15 +1,16 @@
 """NumPyro models, through their own potential on the unconstrained space."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from numpyro.distributions import Unit
 from numpyro.handlers import uncondition
 from numpyro.infer import Predictive
-from numpyro.infer.util import initialize_model, unconstrain_fn
+from numpyro.infer.util import constrain_fn, initialize_model, potential_energy, unconstrain_fn
 
 from steinmatch._types import Vector, float64
 from steinmatch.targets import ModelInfo, Target
@@ -25,6 +26,52 @@ class _Unobserved(uncondition):
             batch = np.broadcast_shapes(observed[: len(observed) - fn.event_dim], fn.batch_shape)
             msg["fn"] = fn.expand(batch)
         super().process_message(msg)
+
+
+def _as_leaf(value: Any) -> Any:
+    """Arrays of floats in double precision; what is no array stays as it is, and is part of the compiled code."""
+    if isinstance(value, np.ndarray | jax.Array):
+        array = np.asarray(value)
+        return array.astype(np.float64) if np.issubdtype(array.dtype, np.floating) else array
+    return value
+
+
+class _Sites(eqx.Module):
+    """x in R^d as the dict of a model's unconstrained sites."""
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = eqx.field(static=True)
+
+    def __call__(self, x: Vector) -> dict[str, jax.Array]:
+        found, start = {}, 0
+        for name, shape in self.shapes:
+            size = math.prod(shape)
+            found[name] = x[start : start + size].reshape(shape)
+            start += size
+        return found
+
+
+class _Density(eqx.Module):
+    """The log density of a model: its data are leaves, so that other data of the same shape compile nothing."""
+
+    model: Callable = eqx.field(static=True)
+    args: tuple
+    kwargs: dict
+    sites: _Sites
+
+    def __call__(self, x: Vector) -> jax.Array:
+        return -potential_energy(self.model, self.args, self.kwargs, self.sites(x))
+
+
+class _Constrained(eqx.Module):
+    """All latent and deterministic sites of a model."""
+
+    model: Callable = eqx.field(static=True)
+    args: tuple
+    kwargs: dict
+    sites: _Sites
+
+    def __call__(self, x: Vector) -> dict[str, jax.Array]:
+        return dict(constrain_fn(self.model, self.args, self.kwargs, self.sites(x), return_deterministic=True))
 
 
 @float64
@@ -48,13 +95,9 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     start = {name: np.asarray(value, np.float64) for name, value in info.param_info.z.items()}
     if not start:
         raise ValueError("from_numpyro: the model has no latent sites.")
-    flat, unflatten = ravel_pytree(start)
-
-    def log_density(x: Vector) -> jax.Array:
-        return -info.potential_fn(unflatten(x))
-
-    def constrain(x: Vector) -> dict:
-        return dict(info.postprocess_fn(unflatten(x)))
+    given = (model, *jax.tree.map(_as_leaf, (args, kwargs)))
+    sites = _Sites(tuple((name, tuple(value.shape)) for name, value in sorted(start.items())))
+    dim = sum(value.size for value in start.values())
 
     def predict(values: dict[str, np.ndarray], seed: int) -> dict:
         latent = {name: value for name, value in values.items() if name in start}
@@ -63,7 +106,8 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
 
     def unconstrain(values: dict[str, np.ndarray]) -> np.ndarray:
         def one(params: dict) -> jax.Array:
-            return ravel_pytree({k: unconstrain_fn(model, args, kwargs, params)[k] for k in start})[0]
+            free = unconstrain_fn(model, args, kwargs, params)
+            return jax.numpy.concatenate([jax.numpy.ravel(free[name]) for name, _ in sites.shapes])
 
         with jax.enable_x64(True):
             return np.asarray(jax.vmap(one)({name: jax.numpy.asarray(values[name]) for name in start}))
@@ -79,4 +123,5 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
                 extra = [f"{name}_dim_{i}" for i in range(len(shape) - len(frames))]
                 dims[name] = [*(frame.name for frame in frames), *extra]
                 coords |= {frame.name: list(range(frame.size)) for frame in frames}
-    return Target(log_density, dim=flat.size, constrain=constrain, info=ModelInfo(dims, coords, predict, unconstrain))
+    info = ModelInfo(dims, coords, predict, unconstrain)
+    return Target(_Density(*given, sites), dim=dim, constrain=_Constrained(*given, sites), info=info)

@@ -62,6 +62,13 @@ class ModelInfo:
         self.dims, self.coords = dict(dims or {}), dict(coords or {})
         self.predict, self.unconstrain = predict, unconstrain
 
+    # No part of what is compiled: targets that differ in this alone share their compiled code.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ModelInfo)
+
+    def __hash__(self) -> int:
+        return 0
+
 
 class SavedTarget(AbstractTarget):
     """The target of a fit that was loaded from a file without its model: tables and pictures, no new densities."""
@@ -156,12 +163,13 @@ class Target(AbstractTarget):
         `ordered(n)`, `simplex(n)`, `cholesky_corr(n)`. The log determinants of the maps to the unconstrained space are
         added.
         """
-        from steinmatch.targets.parameters import Unflatten, on_parameters
+        from steinmatch.targets.parameters import Constrained, OnParameters, Unflatten
 
         unflatten = Unflatten(parameters)
-        unconstrained, constrain = on_parameters(log_density, unflatten)
         info = ModelInfo(unconstrain=unflatten.inverse) if info is None else info
-        return Target(unconstrained, dim=unflatten.dim, constrain=constrain, info=info)
+        info.unconstrain = info.unconstrain or unflatten.inverse
+        density = OnParameters(log_density, unflatten)
+        return Target(density, dim=unflatten.dim, constrain=Constrained(unflatten), info=info)
 
 
 def _point(dim: int) -> jax.ShapeDtypeStruct:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,6 +62,7 @@ class Unflatten:
         if not parameters:
             raise ValueError("Target.from_parameters: give at least one parameter, such as {'mu': ()}.")
         self.parts: list[tuple[str, Any, Shape, int]] = []
+        self.specs: list[tuple[str, Any, Shape]] = []
         for name, spec in parameters.items():
             if isinstance(spec, tuple | int):
                 spec = real(*((spec,) if isinstance(spec, int) else spec))
@@ -69,10 +71,17 @@ class Unflatten:
                     f"Target.from_parameters: {name!r} must be a shape such as () or (8,), or a constraint such as "
                     f"steinmatch.positive; got {spec!r:.80}."
                 )
+            self.specs.append((name, spec.constraint, spec.shape))
             bijector = biject_to(spec.constraint)
             free = bijector.inverse_shape(spec.shape)
             self.parts.append((name, bijector, free, math.prod(free)))
         self.dim = sum(size for *_, size in self.parts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unflatten) and self.specs == other.specs
+
+    def __hash__(self) -> int:
+        return hash(tuple((name, shape) for name, _, shape in self.specs))
 
     def __call__(self, x: Vector) -> tuple[dict[str, Array], Scalar]:
         values, log_det, start = {}, jnp.zeros((), x.dtype), 0
@@ -94,11 +103,21 @@ class Unflatten:
         return np.concatenate([part.reshape(len(part), -1) for part in free], axis=1)
 
 
-def on_parameters(log_density: Callable[[dict[str, Array]], Scalar], unflatten: Unflatten) -> tuple[Callable, Callable]:
-    """The log density on the unconstrained space, and `constrain`."""
+class OnParameters(eqx.Module):
+    """A log density of named parameters, on the unconstrained space."""
 
-    def unconstrained(x: Vector) -> Scalar:
-        values, log_det = unflatten(x)
-        return jnp.asarray(log_density(values), x.dtype) + log_det
+    log_density: Callable[[dict[str, Array]], Scalar]
+    unflatten: Unflatten = eqx.field(static=True)
 
-    return unconstrained, lambda x: unflatten(x)[0]
+    def __call__(self, x: Vector) -> Scalar:
+        values, log_det = self.unflatten(x)
+        return jnp.asarray(self.log_density(values), x.dtype) + log_det
+
+
+class Constrained(eqx.Module):
+    """The dict of constrained parameters."""
+
+    unflatten: Unflatten = eqx.field(static=True)
+
+    def __call__(self, x: Vector) -> dict[str, Array]:
+        return self.unflatten(x)[0]
