@@ -1,4 +1,4 @@
-"""The automatic fit: its equations against autodiff, its accuracy against quadrature, its verdicts on hard shapes."""
+"""The automatic fit: its accuracy against closed forms and quadrature, its errors, and its verdicts on hard shapes."""
 
 import jax
 import jax.numpy as jnp
@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import steinmatch as sm
-from steinmatch.adaptive.automatic import normal_points
-from steinmatch.adaptive.choice import first_features, next_features, of_degree
-from steinmatch.adaptive.level import secant
-from steinmatch.adaptive.monomials import Linearised, Monomials
-from steinmatch.features import Polynomial, Products
+from steinmatch.adaptive.frames import cloud, fit_parent, likely_parents, normal_points
+from steinmatch.adaptive.verdict import Error, Verdict, confirmed
+from steinmatch.coordinates import AffineMap
+from steinmatch.solvers.base import Budget, Problem
 from steinmatch.targets import Evaluations
 
 
@@ -29,95 +28,18 @@ def by_quadrature(log_density, f, width=12.0, points=401):
     return (weights / weights.sum()) @ np.asarray(f(grid))
 
 
-@pytest.fixture(scope="module")
-def monomials():
-    return Monomials(first_features(3) + of_degree(3, 2) + of_degree(3, 3) + [((1, 4),)], 3)
+def funnel(x):
+    return -0.5 * x[0] ** 2 - 0.5 * jnp.sum(x[1:] ** 2) * jnp.exp(-x[0]) - 0.5 * (x.shape[0] - 1) * x[0]
 
 
-def test_monomials_are_the_features_of_the_kernel(monomials):
-    z = np.random.default_rng(0).normal(size=(7, 3))
-    kernel = Products(monomials.exponents, monomials.variables)
-    expected = jax.vmap(kernel.phi)(jnp.asarray(z))
-    np.testing.assert_allclose(monomials.values(z).T, expected, rtol=1e-12, atol=1e-12)
-    full = Monomials([m for k in range(4) for m in of_degree(3, k)], 3)
-    np.testing.assert_allclose(full.values(z).T, jax.vmap(Polynomial(3).phi)(jnp.asarray(z)), rtol=1e-12, atol=1e-12)
-
-
-def test_residual_and_jacobian_agree_with_autodiff(monomials):
-    rng = np.random.default_rng(1)
-    z, scores, v = rng.normal(size=(3, 7, 3))
-    slopes = rng.normal(size=(7, 3, 3))
-    scale = rng.uniform(0.5, 2.0, size=len(monomials))
-    kernel = Products(monomials.exponents, monomials.variables)
-
-    def equations(step):
-        points, s = z + step, scores + jnp.einsum("nij,ni->nj", slopes, step)
-        phi, gradient = jax.vmap(kernel.phi)(points), jax.vmap(jax.jacfwd(kernel.phi))(points)
-        return (phi.T @ s + gradient.sum(axis=0)) / 7 / scale[:, None]
-
-    value, change = jax.jvp(equations, (jnp.zeros((7, 3)),), (jnp.asarray(v),))
-    here = Linearised(monomials, z, scores, slopes, scale)
-    np.testing.assert_allclose(here.value, value, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(here.push(v), change, rtol=1e-10, atol=1e-12)
-    u = rng.normal(size=value.shape)
-    np.testing.assert_allclose(np.vdot(here.pull(u), v), np.vdot(u, here.push(v)), rtol=1e-10)
-
-
-def test_least_change_solves_the_damped_system(monomials):
-    rng = np.random.default_rng(2)
-    z, scores = rng.normal(size=(2, 40, 3))
-    here = Linearised(monomials, z, scores, -np.broadcast_to(np.eye(3), (40, 3, 3)), np.ones(len(monomials)))
-    step = here.least_change(1e-6, 5000, 1e-12)
-    np.testing.assert_allclose(here.push(step), -here.value, atol=1e-3 * np.abs(here.value).max())
-
-
-def test_secant_explains_the_last_move():
-    rng = np.random.default_rng(3)
-    slopes, step, change = rng.normal(size=(5, 3, 3)), rng.normal(size=(5, 3)), rng.normal(size=(5, 3))
-    updated = secant(slopes, step, change)
-    np.testing.assert_allclose(np.einsum("nij,ni->nj", updated, step), change, rtol=1e-12)
-
-
-def test_hessians_exact_and_by_differences():
-    target = sm.Target(skewed, dim=2)
-    x = np.random.default_rng(4).normal(size=(70, 2))
-    exact = Evaluations(target)
-    expected = jax.vmap(jax.hessian(skewed))(jnp.asarray(x))
-    np.testing.assert_allclose(exact.hessians(x), expected, rtol=1e-10, atol=1e-12)
-    assert exact.n_hvps == 140
-    gradient = jax.jit(jax.grad(skewed))
-    blind = Evaluations(sm.Target(score=lambda x: np.asarray(gradient(np.asarray(x))), dim=2))
-    np.testing.assert_allclose(blind.hessians(x), expected, rtol=1e-6, atol=1e-8)
-    assert blind.n_hvps == 0 and blind.n_gradients == 280
-
-
-def test_points_have_mean_zero_and_covariance_one_exactly():
-    z = normal_points(61, 5, 0)
-    assert z.shape == (62, 5)
-    np.testing.assert_allclose(z.mean(axis=0), 0.0, atol=1e-14)
-    np.testing.assert_allclose(z.T @ z / 62, np.eye(5), atol=1e-12)
-
-
-def test_features_of_large_targets_are_those_that_matter():
-    """A funnel of 40 variables: the scale's products with all others come first."""
-    rng = np.random.default_rng(5)
-    z = rng.normal(size=(400, 40))
-    scores = -z.copy()
-    scores[:, 1:] *= (1.0 + 0.5 * z[:, :1]) ** 2
-    chosen = next_features(first_features(40), 1, z, scores)
-    pairs = {m for m in chosen if len(m) == 2}
-    assert pairs >= {((0, 1), (i, 1)) for i in range(1, 40)}
-    assert len(chosen) < 250
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_gaussian_is_exact_and_soon(seed):
-    target = sm.targets.Gaussian.random(jax.random.key(seed), 6, 50.0)
-    fit = sm.fit(target, seed=seed)
-    sd = np.sqrt(np.diagonal(np.asarray(target.cov)))
-    assert fit.converged and fit.error is not None and len(fit.levels) == 2
-    np.testing.assert_allclose((fit.mean - np.asarray(target.mean)) / sd, 0.0, atol=0.005)
-    np.testing.assert_allclose(fit.sd / sd, 1.0, atol=0.005)
+def worst(fit, mean, sd):
+    """The largest error of a mean or an sd, and whether 3 stated errors cover all."""
+    _, values = sm.targets.constrained_values(fit.target, fit.particles)
+    found = fit.weights @ values
+    spread = np.sqrt(fit.weights @ (values - found) ** 2)
+    errors = np.abs(found - mean) / sd, np.abs(spread / sd - 1.0)
+    covered = np.all(errors[0] <= 3.0 * fit.error.mean) and np.all(errors[1] <= 3.0 * fit.error.sd)
+    return max(map(np.max, errors)), bool(covered)
 
 
 @pytest.fixture(scope="module")
@@ -128,68 +50,264 @@ def skewed_fit():
 def test_a_skewed_posterior_against_quadrature(skewed_fit):
     mean = by_quadrature(skewed, lambda x: x)
     sd = np.sqrt(by_quadrature(skewed, lambda x: x**2) - mean**2)
-    error = np.abs(skewed_fit.mean - mean) / sd, np.abs(skewed_fit.sd / sd - 1.0)
-    assert skewed_fit.converged
-    assert max(map(np.max, error)) <= 0.02
-    assert np.all(error[0] <= 2.0 * skewed_fit.error.mean) and np.all(error[1] <= 2.0 * skewed_fit.error.sd)
+    error, covered = worst(skewed_fit, mean, sd)
+    assert skewed_fit.converged and covered and error <= 0.02
+    assert 2.0 * skewed_fit.error.largest <= 0.02
+    np.testing.assert_allclose(skewed_fit.weights.sum(), 1.0)
+    assert skewed_fit.weights.min() > 0.0
 
 
-def test_levels_and_summary_tell_the_story(skewed_fit):
-    assert [level.name for level in skewed_fit.levels[:2]] == ["affine", "level 1"]
-    assert skewed_fit.levels[-1].residual <= 0.02
+def test_rounds_and_summary_tell_the_story(skewed_fit):
+    assert [found.name for found in skewed_fit.rounds[:2]] == ["round 1", "round 2"]
+    assert skewed_fit.rounds[-1].n_draws == len(skewed_fit.particles)
+    assert sum(found.n_gradients for found in skewed_fit.rounds) <= skewed_fit.n_gradients
     assert "error of mean" in str(skewed_fit.summary())
     assert skewed_fit.summary()["x[0]"]["error"] > 0.0
+    np.testing.assert_allclose(skewed_fit.certificate.residual, 0.0, atol=1e-8)  # linear fields are solved exactly
     assert skewed_fit.certificate.rank_condition
-    np.testing.assert_allclose(skewed_fit.certificate.residual, skewed_fit.residual, rtol=0.5)
 
 
 def test_same_seed_same_particles(skewed_fit):
     again = sm.fit(sm.Target(skewed, dim=2))
     np.testing.assert_array_equal(again.particles, skewed_fit.particles)
+    np.testing.assert_array_equal(again.weights, skewed_fit.weights)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_gaussian_is_exact_and_soon(seed):
+    target = sm.targets.Gaussian.random(jax.random.key(seed), 6, 50.0)
+    fit = sm.fit(target, seed=seed)
+    sd = np.sqrt(np.diagonal(np.asarray(target.cov)))
+    assert fit.converged and fit.n_gradients < 6000
+    np.testing.assert_allclose((fit.mean - np.asarray(target.mean)) / sd, 0.0, atol=1e-6)
+    np.testing.assert_allclose(fit.sd / sd, 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("df", [5.0, 8.0])
+def test_products_of_t_are_right_when_they_are_called_converged(df):
+    """Levels of polynomial features called these converged with sds off by 5 to 12 %."""
+    fit = sm.fit(sm.Target(lambda x: -(df + 1.0) / 2.0 * jnp.sum(jnp.log1p(x**2 / df)), dim=2))
+    error, _ = worst(fit, np.zeros(2), np.full(2, np.sqrt(df / (df - 2.0))))
+    assert fit.converged and error <= 0.02
+
+
+@pytest.mark.parametrize(("shift", "sd"), [(100.0, 0.01), (1000.0, 0.1)])
+def test_a_mean_ten_thousand_sds_away_is_reached(shift, sd):
+    fit = sm.fit(sm.Target(lambda x: -0.5 * jnp.sum((x - shift) ** 2) / sd**2, dim=2))
+    assert fit.converged and fit.n_gradients < 4000
+    assert worst(fit, np.full(2, shift), np.full(2, sd))[0] < 1e-6
+
+
+def test_a_funnel_has_its_parent_found():
+    """x_0 ~ N(0, 1), the others N(0, exp(x_0)): sds exp(1/4)."""
+    fit = sm.fit(sm.Target(funnel, dim=5))
+    error, covered = worst(fit, np.zeros(5), np.concatenate([[1.0], np.full(4, np.exp(0.25))]))
+    assert fit.converged and covered and error <= 0.02
+    assert not isinstance(fit.walked.frame, AffineMap)
+
+
+def test_the_frame_of_a_funnel_is_exact():
+    """Given the parent the rest is normal, and the parent's marginal follows from the bounds: pi is a standard normal."""
+    evaluate = Evaluations(sm.Target(funnel, dim=5), 16)
+    affine = AffineMap(jnp.zeros(5), jnp.diag(jnp.array([0.6, 1.0, 1.0, 1.0, 1.0])))
+    z = normal_points(128, 5, 0)
+    assert likely_parents(affine, cloud(evaluate, affine, z))[:1] == [0]
+    frame = fit_parent(evaluate, affine, 0, 1)
+    found = cloud(evaluate, frame, z)
+    logs = found.log_densities + 0.5 * np.sum(z**2, axis=1)
+    assert np.std(logs[np.abs(z[:, 0]) < 3.0]) < 0.02
+    assert np.median(np.abs(found.scores + z)) < 0.02
+
+
+def hierarchy(centred):
+    """Eight schools, unknowns log tau, mu, and theta or (theta - mu) / tau; the truth by quadrature over tau."""
+    y, s = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+    grid = np.linspace(-12.0, 4.0, 20001)
+    tau = np.exp(grid)[:, None]
+    v = tau**2 + s**2
+    precision = (1 / v).sum(1) + 1 / 25.0
+    m = (y / v).sum(1) / precision
+    logs = -0.5 * np.log(v).sum(1) - 0.5 * (y**2 / v).sum(1) + 0.5 * m**2 * precision - 0.5 * np.log(precision)
+    logs = logs - 0.5 * np.exp(2 * grid) / 25.0 + grid
+    p = np.exp(logs - logs.max())
+    p /= p.sum()
+    mean = np.array([p @ m, p @ tau[:, 0]])
+    second = np.array([p @ (m**2 + 1 / precision), p @ tau[:, 0] ** 2])
+
+    def log_density(x):
+        t, mu = jnp.exp(x[0]), x[1]
+        theta = x[2:] if centred else mu + t * x[2:]
+        own = -0.5 * jnp.sum(((theta - mu) / t) ** 2) - 8.0 * x[0] if centred else -0.5 * jnp.sum(x[2:] ** 2)
+        return own - 0.5 * jnp.sum(((y - theta) / s) ** 2) - 0.5 * mu**2 / 25.0 - 0.5 * t**2 / 25.0 + x[0]
+
+    target = sm.Target(log_density, dim=10, constrain=lambda x: {"mu": x[1], "tau": jnp.exp(x[0])})
+    return target, mean, np.sqrt(second - mean**2)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_hierarchical_models_are_right_in_both_forms(centred):
+    target, mean, sd = hierarchy(centred)
+    fit = sm.fit(target)
+    error, covered = worst(fit, mean, sd)
+    assert fit.converged and covered and error <= 0.025
+    assert fit.n_gradients < 40_000
 
 
 def test_a_score_is_enough(skewed_fit):
     fit = sm.fit(sm.Target(score=jax.grad(skewed), dim=2))
+    assert fit.converged
     np.testing.assert_allclose(fit.mean, skewed_fit.mean, atol=0.02)
 
 
-def test_four_separate_modes_are_called_multimodal():
-    means = np.array([[-8.0, -8.0], [-8.0, 8.0], [8.0, -8.0], [8.0, 8.0]])
+def test_a_score_in_numpy_is_enough(skewed_fit):
+    rows = np.array([[1.0, 2.0], [1.0, -1.0], [0.5, 1.5], [-1.0, 0.3], [2.0, 0.1]])
+
+    def density(x):
+        return float(-np.sum(np.log1p(np.exp(-rows @ np.asarray(x)))) - 0.125 * np.sum(np.asarray(x) ** 2))
+
+    def score(x):
+        return rows.T @ (1.0 / (1.0 + np.exp(rows @ np.asarray(x)))) - 0.25 * np.asarray(x)
+
+    fit = sm.fit(sm.Target(density, score=score, dim=2))
+    assert fit.converged
+    np.testing.assert_allclose(fit.mean, skewed_fit.mean, atol=0.02)
+
+
+def test_a_constant_value_has_no_error():
+    fit = sm.fit(sm.Target(skewed, dim=2, constrain=lambda x: {"a": x, "one": jnp.ones(())}))
+    assert fit.converged and fit.error.mean[-1] == 0.0
+
+
+@pytest.mark.parametrize(
+    "means",
+    [
+        np.array([[-8.0, -8.0], [-8.0, 8.0], [8.0, -8.0], [8.0, 8.0]]),
+        np.concatenate([np.zeros((1, 10)), 8.0 * np.eye(1, 10)]),
+    ],
+)
+def test_separate_modes_are_not_called_converged(means):
     fit = sm.fit(sm.targets.GaussianMixture(means))
     assert not fit.converged
-    assert "multimodal" in fit.reason
+    assert "several modes" in fit.reason
 
 
-def test_a_funnel_is_not_called_converged():
-    def funnel(x):
-        return -(x[0] ** 2) / 18.0 - 0.5 * jnp.sum(x[1:] ** 2) * jnp.exp(-x[0]) - 0.5 * (x.shape[0] - 1) * x[0]
+def test_a_spike_in_a_slab_is_not_called_converged():
+    def log_density(x):
+        slab, spike = (-0.5 * jnp.sum(x**2) / s**2 - 2.0 * jnp.log(s) for s in (1.0, 0.01))
+        return jnp.logaddexp(slab, spike)
 
-    fit = sm.fit(sm.Target(funnel, dim=5))
+    fit = sm.fit(sm.Target(log_density, dim=2))
     assert not fit.converged
-    assert "funnel" in fit.reason
-    assert np.isfinite(fit.particles).all()
+    assert "several modes" in fit.reason
 
 
 def test_cauchy_tails_are_named():
     fit = sm.fit(sm.Target(lambda x: -jnp.sum(jnp.log1p(x**2)), dim=2))
     assert not fit.converged
     assert "heavy tails" in fit.reason
+    fit = sm.fit(sm.Target(lambda x: -2.0 * jnp.log1p(jnp.sum(x**2)), dim=3))  # multivariate: r^-4 where r^-5 is needed
+    assert not fit.converged and "heavy tails" in fit.reason
 
 
-def test_light_tails_are_not_called_heavy():
-    fit = sm.fit(sm.Target(lambda x: -3.0 * jnp.sum(jnp.log1p(x**2 / 5.0)), dim=2))
-    assert "heavy" not in fit.reason
+def test_a_flat_direction_is_named():
+    fit = sm.fit(sm.Target(lambda x: -0.5 * x[0] ** 2, dim=2))
+    assert not fit.converged
+    assert "improper" in fit.reason
+
+
+def test_a_jump_does_not_bend_the_estimates():
+    """p ~ N(0, 1) with e^2 more mass above zero: Stein weights would be wrong, and are found out."""
+    from scipy.stats import norm
+
+    up, down = np.exp(2.0) * 0.5, 0.5
+    mean = (up - down) * norm.pdf(0.0) * 2.0 / (up + down)
+    fit = sm.fit(sm.Target(lambda x: -0.5 * x[0] ** 2 + jnp.where(x[0] > 0.0, 2.0, 0.0), dim=1), max_seconds=20)
+    assert "uniform weights" in fit.reason or "disagree" in fit.reason or fit.rounds[-1].family == "uniform weights"
+    np.testing.assert_allclose(fit.mean[0], mean, atol=0.03)
 
 
 def test_the_budget_bounds_the_work():
-    fit = sm.fit(sm.Target(skewed, dim=2), max_gradients=500)
-    assert not fit.converged and "max_gradients=500" in fit.reason
-    assert fit.n_gradients < 1500 and np.isfinite(fit.particles).all()
+    for limit in (500, 3000):
+        fit = sm.fit(sm.Target(funnel, dim=5), max_gradients=limit)
+        assert not fit.converged and f"max_gradients={limit}" in fit.reason
+        assert fit.n_gradients < limit + 3000 and np.isfinite(fit.particles).all()
+
+
+def test_an_interrupted_fit_returns_its_best():
+    def stop(iterate):
+        if iterate.n_steps >= 12:
+            raise KeyboardInterrupt
+
+    target = sm.Target(funnel, dim=5)
+    problem = Problem(target, sm.Linear(), jnp.ones(1))
+    found = sm.Walk(centred=False).solve(problem, jnp.zeros((1, 5)), Budget(), stop)
+    assert found.interrupted and not found.converged and "interrupted" in found.reason
+    assert len(found.particles) == len(found.weights) > 0
+
+
+def test_an_earlier_fit_is_gone_on_from(skewed_fit):
+    again = sm.fit(skewed_fit.target, init=skewed_fit)
+    assert again.converged and again.n_gradients < skewed_fit.n_gradients / 3
+    longer = skewed_fit.walk(1000)
+    assert len(longer.particles) >= len(skewed_fit.particles) + 1000
+    assert longer.converged and longer.error.largest < skewed_fit.error.largest
+    moved = sm.fit(sm.Target(lambda x: skewed(x - 0.3), dim=2), init=skewed_fit)
+    assert moved.converged
+    np.testing.assert_allclose(moved.mean, skewed_fit.mean + 0.3, atol=0.03)
+
+
+def test_the_number_of_particles_can_be_chosen():
+    fit = sm.fit(sm.Target(skewed, dim=2), 100)
+    assert fit.particles.shape == (100, 2) and np.all(fit.weights == 0.01)
+    assert fit.error.largest > 0.0
+    more = sm.fit(sm.Target(skewed, dim=2), 3000)
+    assert len(more.particles) == 3000
+
+
+def _logistic(data, b):
+    rows, signs = data
+    return jnp.sum(jax.nn.log_sigmoid(signs * (rows @ b))) - 0.5 * jnp.sum(b**2)
+
+
+def test_other_data_of_the_same_shape_compile_nothing():
+    rng = np.random.default_rng(0)
+
+    def target():
+        data = (rng.normal(size=(50, 3)), np.where(rng.uniform(size=50) < 0.5, 1.0, -1.0))
+        return sm.Target(jax.tree_util.Partial(_logistic, data), dim=3)
+
+    sm.fit(target())
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
+    )
+    try:
+        fit = sm.fit(target())
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert fit.converged and not compiled
+
+
+def test_errors_grow_where_estimates_moved_more_than_they_allow():
+    def verdict(mean, error):
+        parts = Error(np.array([error]), np.array([error]))
+        estimate = (np.array([mean]), np.array([1.0]))
+        return Verdict(np.ones(1), 1.0, 0.0, "", parts, 0.0, True, True, estimate)
+
+    before, steady, moved = verdict(0.0, 0.02), verdict(0.02, 0.01), verdict(1.0, 0.01)
+    assert confirmed(steady, before, 32).error.largest == 0.01
+    assert confirmed(moved, before, 32).error.largest > 0.05
 
 
 def test_a_start_without_a_finite_density_is_an_error():
     with pytest.raises(ValueError, match="not finite"):
         sm.fit(sm.Target(lambda x: jnp.log(-1.0 - jnp.sum(x**2)), dim=2))
+
+
+@pytest.mark.parametrize("arguments", [{"tol": -1.0}, {"groups": 2}, {"siblings": 1}, {"least_draws": 0}])
+def test_bad_walks(arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        sm.Walk(**arguments)
 
 
 def test_the_tolerance_is_checked():

@@ -17,9 +17,9 @@ from rich.table import Table
 from steinmatch._checks import as_particles, as_weights, positive_integer
 from steinmatch._linalg import covariance_root, normalised, singular_values
 from steinmatch._types import ArrayLike, float64
+from steinmatch.coordinates import AffineMap
 from steinmatch.discrepancy import ksd
 from steinmatch.features import FeatureKernel, Linear, Polynomial, RandomFourier
-from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import IMQ, AbstractKernel, Scaled, Sum, Whitened
 from steinmatch.stein import compiled_features_at, images_at, residual_at
 from steinmatch.svgd import scaled_residual_at, velocity_at

@@ -1,8 +1,8 @@
 """Frames: invertible maps x = T(z) under which a target is nearly a standard normal, and targets seen through them.
 
-A density p of x, pulled back, is pi(z) = p(T(z)) |det T'(z)|, with score T'^T s(T(z)) + grad log |det T'|. For any vector
-field g, (P_pi . g)(z) = (P_p . h)(x) with h = T' g: Stein equations in z are Stein equations in x, so what is exact in
-the one is exact in the other, whether or not the frame is a good one.
+A density p of x, pulled back, is pi(z) = p(T(z)) |det T'(z)|, with score T'^T s(T(z)) + grad log |det T'|. For any
+vector field g, (P_pi . g)(z) = (P_p . h)(x) with h = T' g: Stein equations in z are Stein equations in x, so what is
+exact in the one is exact in the other, whether or not the frame is a good one.
 
 The sample-average evidence bound of a frame with parameters theta over fixed points z_i,
 
@@ -71,8 +71,8 @@ class AffineMap(AbstractFrame):
 class Spline(eqx.Module):
     """Natural cubic splines over given knots, linear beyond them, as weights of the values at the knots.
 
-    In the basis of truncated powers, 1, x and e_k(x) - e_{K-1}(x), e_k(x) = ((x - t_k)_+^3 - (x - t_K)_+^3) / (t_K - t_k):
-    a few products, where a search for the interval would take JAX longer to compile.
+    In the basis of truncated powers 1, x and e_k(x) - e_{K-1}(x), e_k(x) = ((x - t_k)_+^3 - (x - t_K)_+^3) /
+    (t_K - t_k): a few products, where a search for the interval would take JAX longer to compile.
     """
 
     knots: Float[Array, " k"]
@@ -102,8 +102,8 @@ class Parent(AbstractFrame):
 
         x_0 = g(z_0),    x_R = m(x_0) + U(x_0) exp(D(x_0)) z_R,
 
-    with g, m, D and the unit lower triangular U splines. The knots of the last three are values of x_0 at which an affine
-    phase of the others was solved; g is the quantile function of x_0 that their evidence bounds imply.
+    with g, m, D and the unit lower triangular U splines. The knots of the last three are values of x_0 at which an
+    affine phase of the others was solved; g is the quantile function of x_0 that their evidence bounds imply.
     """
 
     quantiles: Spline

@@ -174,8 +174,7 @@ def _parts(
             return [p for maps, _ in found for p in maps], [p for _, kernels in found for p in kernels]
         case Scaled():
             return _parts(kernel.kernel, dim, frame, factor * kernel.factor)
-        case Whitened():
-            inner = kernel._frame()
+        case Whitened() if isinstance(inner := kernel._frame(), AffineMap):
             joined = AffineMap(frame.shift + frame.root @ inner.shift, frame.root @ inner.root)
             return _parts(kernel.kernel, dim, joined, factor)
         case _ if kernel.n_features(dim) is not None:

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from steinmatch._checks import positive_integer
 from steinmatch._types import Scalar, Vector
@@ -62,20 +62,6 @@ class Polynomial(AbstractFeatureKernel):
     def phi(self, x: Vector) -> Float[Array, " m"]:
         degrees, variables = _monomials(x.shape[0], self.degree)
         return jnp.prod(_hermite(x, self.degree)[degrees, variables], axis=1)
-
-
-class Products(AbstractFeatureKernel):
-    """Chosen products of normalised Hermite polynomials, phi_l(x) = prod_r He_{a_rl}(x_{v_rl}) / sqrt(a_rl!)."""
-
-    exponents: Int[np.ndarray, "r m"]
-    variables: Int[np.ndarray, "r m"]
-
-    def n_features(self, dim: int) -> int:
-        return self.exponents.shape[1]
-
-    def phi(self, x: Vector) -> Float[Array, " m"]:
-        table = _hermite(x, 4)
-        return jnp.prod(table[self.exponents, self.variables], axis=0)
 
 
 def _hermite(x: Vector, degree: int) -> Float[Array, "k d"]:

@@ -26,11 +26,11 @@ from steinmatch._linalg import numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.adaptive import Error, Round, Walk, Walked
 from steinmatch.certificate import Certificate, certify
-from steinmatch.features import Linear, LinearRandom
-from steinmatch.adaptive.plainly import unplaced
 from steinmatch.coordinates import AffineMap, PulledBack
+from steinmatch.features import Linear, LinearRandom
 from steinmatch.kernels import IMQ, RBF, AbstractKernel, Matern, Whitened
 from steinmatch.matching import MatchingSet
+from steinmatch.plainly import unplaced
 from steinmatch.plots import plot_particles
 from steinmatch.progress import progress_bar
 from steinmatch.query import Query, answer, query_features
@@ -119,7 +119,12 @@ class Fit:
         Where the automatic fit used a frame that is not affine, of the target as it is seen through that frame.
         """
         if self.walked is not None and not isinstance(self.walked.frame, AffineMap):
-            return certify(PulledBack(self.target, self.walked.frame), Linear(), unplaced(self.walked.frame, self.particles), self.weights)
+            return certify(
+                PulledBack(self.target, self.walked.frame),
+                Linear(),
+                unplaced(self.walked.frame, self.particles),
+                self.weights,
+            )
         return certify(self.target, self.kernel, self.particles, self.weights, frame=self.frame)
 
     @functools.cached_property
@@ -165,7 +170,9 @@ class Fit:
         note = f"for the query, f was {before:.1e} sds from the matching set and is now {after:.1e}"
         return dataclasses.replace(refined, reason=f"{refined.reason}; {note}")
 
-    def walk(self, n: int, *, tol: float | None = None, max_seconds: float | None = None, progress: bool = True) -> "Fit":
+    def walk(
+        self, n: int, *, tol: float | None = None, max_seconds: float | None = None, progress: bool = True
+    ) -> "Fit":
         """A new fit with at least n further draws: the chains of this one go on. Of an automatic fit only."""
         if self.walked is None:
             raise ValueError("walk: this fit has no chains to go on from; fit(target), without a kernel, has.")
@@ -361,9 +368,12 @@ def _automatic(
     assert error is not None
     if n is not None and len(particles) > n:
         particles, weights, error = _drawn(target, particles, weights, error, n, seed)
+    kernel = found.kernel
+    if walked is not None and found.frame is None:  # a frame that is not affine: linear features of the particles' own
+        kernel = Whitened(Linear(), AffineMap.of_particles(jnp.asarray(particles), jnp.asarray(weights)))
     return Fit(
         target=target,
-        kernel=plain(found.kernel),
+        kernel=plain(kernel),
         particles=particles,
         weights=weights,
         converged=found.converged and 2.0 * error.largest <= solver.tol,

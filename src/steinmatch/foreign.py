@@ -32,7 +32,9 @@ def read_foreign(draws: Any, target: AbstractTarget, place: str) -> ForeignDraws
         if "unconstrained" in groups and "x" in draws["unconstrained"]:
             return _from_array(np.asarray(draws["unconstrained"]["x"]), target, place)
         if "posterior" not in groups:
-            raise ValueError(f"{place}: the InferenceData has no posterior group; it has {', '.join(groups) or 'none'}.")
+            raise ValueError(
+                f"{place}: the InferenceData has no posterior group; it has {', '.join(groups) or 'none'}."
+            )
         return _by_name({str(k): np.asarray(v) for k, v in draws["posterior"].items()}, target, place)
     if isinstance(draws, Mapping):
         return _by_name(draws, target, place)
@@ -60,7 +62,7 @@ def _by_name(draws: Mapping[str, Any], target: AbstractTarget, place: str) -> Fo
     missing = [name for name in shapes if name not in known]
     info = getattr(target, "info", None)
     inverse = None if info is None else info.unconstrain
-    if missing and inverse is None or not known:
+    if (missing and inverse is None) or not known:
         raise ValueError(
             f"{place}: the draws have no variable {missing[0]!r}; the target's are {', '.join(shapes)}, the draws' "
             f"{', '.join(map(str, draws))}."
@@ -81,7 +83,9 @@ def _by_name(draws: Mapping[str, Any], target: AbstractTarget, place: str) -> Fo
         except KeyError as error:
             raise ValueError(f"{place}: the draws have no variable {error}.") from error
     else:
-        x = _solved(target, np.concatenate([flat[k].reshape(len(first.reshape(-1, *shapes[name])), -1) for k in shapes], axis=1))
+        x = _solved(
+            target, np.concatenate([flat[k].reshape(len(first.reshape(-1, *shapes[name])), -1) for k in shapes], axis=1)
+        )
     x = as_particles(x, place, target.dim)
     _, back = constrained_values(target, x[:64])
     order = [k for k in shapes if k in flat]
@@ -96,7 +100,7 @@ def _by_name(draws: Mapping[str, Any], target: AbstractTarget, place: str) -> Fo
 
 
 def _solved(target: AbstractTarget, values: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n d"]:
-    """x with constrain(x) = values, by damped Gauss-Newton steps from zero, for targets without an inverse of their own."""
+    """x with constrain(x) = values, by damped Gauss-Newton steps from zero, for targets without an inverse."""
     if target.constrain is None:
         return values
     constrain = target.constrain

@@ -1,4 +1,4 @@
-"""Stein images of draws: functions psi with E psi = 0 under the target, from which weights and control variates are made.
+"""Stein images of draws: functions psi with E psi = 0 under the target, of which weights and control variates are made.
 
 Every vector field g has an image psi = P . g = s . g + div g. The fields here, of the point z of a frame:
 
@@ -7,12 +7,13 @@ Every vector field g has an image psi = P . g = s . g + div g. The fields here, 
     cubic        g = grad of a product of three coordinates (Hermite):             d (d + 1) (d + 2) / 6
     own          g = grad He_k(v), v a standardised constrained value:             one for each value and degree k
 
-The own fields of a value know its scale: with v = exp(z) under an inverse gamma law those of degree 1 and 2 give its mean
-and variance exactly, though the fourth moment, which the error of a plain average would need, is infinite.
+The own fields of a value know its scale: with v = exp(z) under an inverse gamma law those of degree 1 and 2 give its
+mean and variance exactly, though the fourth moment, which the error of a plain average would need, is infinite.
 """
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -22,6 +23,7 @@ from jaxtyping import Array, Bool, Float
 
 from steinmatch._types import Vector
 from steinmatch.coordinates import PulledBack
+from steinmatch.plainly import derivatives, placed
 
 OWN_DEGREE = 4
 _DIFFERENCE = 1e-3  # of second differences, for values that JAX cannot differentiate: accurate to about 1e-6
@@ -43,41 +45,52 @@ class Values:
         return Values(*(np.concatenate(found) for found in zip(*(vars(part).values() for part in parts), strict=True)))
 
 
-def _flat(target: PulledBack, z: Vector) -> Float[Array, " k"]:
-    leaves = jax.tree.leaves(target.constrain(z))
-    return jnp.concatenate([jnp.ravel(jnp.asarray(leaf, jnp.float64)) for leaf in leaves])
-
-
 @eqx.filter_jit
 def _values_at(
-    target: PulledBack, z: Float[Array, "n d"], scores: Float[Array, "n d"], differentiable: bool
+    constrain: Callable,
+    x: Float[Array, "n d"],
+    jacobians: Float[Array, "n d d"],
+    laplacians: Float[Array, "n d"],
+    scores: Float[Array, "n d"],
+    differentiable: bool,
 ) -> tuple[Array, ...]:
-    """Point after point: batches of batches of LAPACK calls, as in constrained values of a Gaussian process, can make
+    """Derivatives of v(T(z)): along column i of T', grad_z v . e_i = dv(T' e_i) and, less the part that is linear in v,
+    d^2 v / dz_i^2 = d^2 v(T' e_i, T' e_i); then dv(Laplacian of T).
+
+    Point after point: batches of batches of LAPACK calls, as in constrained values of a Gaussian process, can make
     XLA wait for itself for ever (see `targets.evaluations`).
     """
-    basis = jnp.eye(z.shape[1])
+
+    def flat(x: Vector) -> Float[Array, " k"]:
+        return jnp.concatenate([jnp.ravel(jnp.asarray(leaf, jnp.float64)) for leaf in jax.tree.leaves(constrain(x))])
+
+    def exact(x: Vector, e: Vector) -> tuple:
+        return jax.jvp(lambda y: jax.jvp(flat, (y,), (e,))[1], (x,), (e,))
+
+    def differences(x: Vector, e: Vector) -> tuple:
+        ahead, here, behind = (flat(x + h * e) for h in (_DIFFERENCE, 0.0, -_DIFFERENCE))
+        return (ahead - behind) / (2.0 * _DIFFERENCE), (ahead - 2.0 * here + behind) / _DIFFERENCE**2
+
+    along = exact if differentiable else differences
 
     def one(point: tuple) -> tuple:
-        z, score = point
+        x, jacobian, laplacian, score = point
+        gradient, second = jax.vmap(along, in_axes=(None, 1))(x, jacobian)  # (d, k) each
+        linear = along(x, laplacian)[0]
+        return flat(x), score @ gradient, jnp.sum(gradient**2, axis=0), jnp.sum(second, axis=0) + linear
 
-        def exact(e: Vector) -> tuple:
-            return jax.jvp(lambda y: jax.jvp(lambda x: _flat(target, x), (y,), (e,))[1], (z,), (e,))
-
-        def differences(e: Vector) -> tuple:
-            ahead, here, behind = (_flat(target, z + h * e) for h in (_DIFFERENCE, 0.0, -_DIFFERENCE))
-            return (ahead - behind) / (2.0 * _DIFFERENCE), (ahead - 2.0 * here + behind) / _DIFFERENCE**2
-
-        gradient, second = jax.vmap(exact if differentiable else differences)(basis)  # (d, k) each
-        return _flat(target, z), score @ gradient, jnp.sum(gradient**2, axis=0), jnp.sum(second, axis=0)
-
-    return jax.lax.map(one, (z, scores))
+    return jax.lax.map(one, (x, jacobians, laplacians, scores))
 
 
-def _differentiable(target: PulledBack) -> bool:
+def _itself(x: Vector) -> Vector:
+    return x
+
+
+def _differentiable(constrain: Callable, dim: int) -> bool:
     """Whether JAX can differentiate the constrained values; not those of a Stan program."""
-    point = jax.ShapeDtypeStruct((target.dim,), jnp.float64)
+    point = jax.ShapeDtypeStruct((dim,), jnp.float64)
     try:
-        jax.eval_shape(lambda x: jax.jvp(lambda y: _flat(target, y), (x,), (x,))[1], point)
+        jax.eval_shape(lambda x: jax.jvp(lambda y: jax.tree.leaves(constrain(y)), (x,), (x,))[1], point)
     except Exception:  # whatever a user's function raises here means: no derivative
         return False
     return True
@@ -87,9 +100,14 @@ def values_at(
     target: PulledBack, z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"], size: int | None = None
 ) -> Values:
     """The constrained values of draws z whose pulled-back scores are known; filled up to `size` for compiled code."""
-    n = len(z)
-    filled = [jnp.asarray(np.resize(part, (max(size or n, n), part.shape[1]))) for part in (z, scores)]
-    return Values(*(np.asarray(part)[:n] for part in _values_at(target, *filled, _differentiable(target))))
+    n, d = z.shape
+    constrain = _itself if target.target.constrain is None else target.target.constrain
+    filled, given = (np.resize(part, (max(size or n, n), d)) for part in (z, scores))
+    x = placed(target.frame, filled).x
+    jacobians, laplacians = derivatives(target.frame, filled)
+    arrays = [jnp.asarray(part) for part in (x, jacobians, laplacians, given)]
+    found = _values_at(constrain, *arrays, differentiable=_differentiable(constrain, d))
+    return Values(*(np.asarray(part)[:n] for part in found))
 
 
 def hermite(x: Float[np.ndarray, "..."], degree: int) -> list[Float[np.ndarray, "..."]]:
@@ -124,9 +142,7 @@ def cubic_images(z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"]) 
     basis = hermite(z, 3)
     # E_k = psi of the gradient of He_k(z_i) alone; a product's image is the sum over its factors.
     alone = [np.zeros_like(z), scores]
-    alone += [
-        np.sqrt(k * (k - 1.0)) * basis[k - 2] + np.sqrt(k) * scores * basis[k - 1] for k in (2, 3)
-    ]
+    alone += [np.sqrt(k * (k - 1.0)) * basis[k - 2] + np.sqrt(k) * scores * basis[k - 1] for k in (2, 3)]
     columns = [alone[3]]
     if d > 1:
         i, j = np.nonzero(~np.eye(d, dtype=bool))

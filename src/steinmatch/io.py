@@ -2,16 +2,17 @@
 
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 
 from steinmatch import storage
 from steinmatch._types import float64, plain
 from steinmatch.adaptive import Error, Round, Walked
-from steinmatch.adaptive.plainly import unplaced
 from steinmatch.coordinates import AffineMap
 from steinmatch.features import Linear
 from steinmatch.fitting import Fit
 from steinmatch.kernels import Whitened
+from steinmatch.plainly import unplaced
 from steinmatch.targets import AbstractTarget
 
 
@@ -31,9 +32,13 @@ def load(path: str | Path, target: AbstractTarget | None = None) -> Fit:
     if attributes["automatic"] and frame is not None and error is not None:
         nothing = np.zeros((0, particles.shape[1]))
         walked = Walked(error, rounds, frame, None, unplaced(frame, particles), nothing, nothing[:, 0])
+    kernel = None
+    if walked is not None:
+        own = AffineMap.of_particles(jnp.asarray(particles), jnp.asarray(arrays["weights"]))
+        kernel = Whitened(Linear(), frame if isinstance(frame, AffineMap) else own)
     return Fit(
         target=stand_in if target is None else target,
-        kernel=plain(None if walked is None else Whitened(Linear(), frame)),
+        kernel=plain(kernel),
         particles=particles,
         weights=arrays["weights"],
         converged=bool(attributes["converged"]),

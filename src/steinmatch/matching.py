@@ -19,10 +19,10 @@ from jaxtyping import Array, Float
 from steinmatch._checks import as_particles, as_weights, positive_integer
 from steinmatch._linalg import normalised, numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
+from steinmatch.coordinates import AffineMap
 from steinmatch.discrepancy import ksd
 from steinmatch.equation import SteinSolution, stein_equation
 from steinmatch.features import FeatureKernel
-from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import AbstractKernel
 from steinmatch.stein import (
     compiled_features_at,

@@ -107,7 +107,7 @@ def read_draws(path: Path, target: AbstractTarget) -> np.ndarray:
 
 
 def read_named_draws(path: Path, target: AbstractTarget) -> Any:
-    """Draws for `sharpen`: an InferenceData from a .nc file, whose variables are known by name; else as `read_draws`."""
+    """Draws for `sharpen`: an InferenceData from a .nc file, known by name; else as `read_draws`."""
     if path.suffix != ".nc" or not path.is_file():
         return read_draws(path, target)
     with warnings.catch_warnings():

@@ -16,9 +16,9 @@ from jaxtyping import Array, Float
 from steinmatch._types import Vector, float64
 from steinmatch.bandwidths import Fixed
 from steinmatch.certificate import EXACT
+from steinmatch.coordinates import AffineMap
 from steinmatch.equation import stein_equation
 from steinmatch.features import FeatureKernel, Polynomial
-from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import IMQ, RBF, AbstractKernel, Whitened
 from steinmatch.matching import Distance, MatchingSet
 from steinmatch.stein import compiled_features_at, values_at

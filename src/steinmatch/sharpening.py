@@ -1,12 +1,12 @@
 """Stein weights for the draws of any sampler: the same draws, worth more.
 
-Draws x_i with scores s(x_i) get weights under which Stein equations of the target hold exactly. Estimates sum_i w_i f(x_i)
-are consistent for every f, since the plain averages are, and their errors are often several times smaller.
+Draws x_i with scores s(x_i) get weights under which Stein equations of the target hold exactly. Estimates
+sum_i w_i f(x_i) are consistent for every f, since the plain averages are, and their errors are often several times
+smaller.
 """
 
 import dataclasses
 import io
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,12 +19,12 @@ from rich.table import Table
 
 from steinmatch._checks import as_particles
 from steinmatch._types import ArrayLike, float64
-from steinmatch.adaptive.plainly import placed, unplaced
 from steinmatch.adaptive.verdict import Error, Verdict, judge
 from steinmatch.coordinates import AffineMap, PulledBack
 from steinmatch.foreign import ForeignDraws, read_foreign
 from steinmatch.images import FAMILIES, Values, all_images, values_at
 from steinmatch.kernels import AbstractKernel
+from steinmatch.plainly import placed, unplaced
 from steinmatch.stein import features_at
 from steinmatch.targets import AbstractTarget, Evaluations, constrained_values
 from steinmatch.weights import Layout, nearest_weights
@@ -85,7 +85,9 @@ def stein_weights(
         found = judge(z, pulled_scores, values, _layout(n, 1)[0])
         return _weights(found.weights, found.ess, found.residual, found.family)
     if features not in (1, 2, 3):
-        raise ValueError(f"stein_weights: features must be a kernel, a degree 1, 2 or 3, or None; got {features!r:.80}.")
+        raise ValueError(
+            f"stein_weights: features must be a kernel, a degree 1, 2 or 3, or None; got {features!r:.80}."
+        )
     family = dataclasses.replace(FAMILIES[-1], linear=features > 1, cubic=features > 2, own=0)
     mean, sd = values.value.mean(axis=0), values.value.std(axis=0)
     k = values.value.shape[1]
@@ -176,7 +178,8 @@ class Sharpened:
             b, a = self.before, self.after
             table.add_row(
                 escape(name), f"{b.mean[i]:.4g}", f"{b.error.mean[i] * b.sd[i]:.1g}", f"{a.mean[i]:.4g}",
-                f"{a.error.mean[i] * a.sd[i]:.1g}", f"{b.sd[i]:.4g}", f"{a.sd[i]:.4g}", f"{a.error.sd[i] * a.sd[i]:.1g}",
+                f"{a.error.mean[i] * a.sd[i]:.1g}", f"{b.sd[i]:.4g}", f"{a.sd[i]:.4g}",
+                f"{a.error.sd[i] * a.sd[i]:.1g}",
             )  # fmt: skip
         return table
 
@@ -192,8 +195,8 @@ def sharpen(draws: Any, target: AbstractTarget, *, scores: ArrayLike | None = No
 
     **Arguments:**
 
-    - `draws`: an array of unconstrained draws, (n, d) or (chains, n, d); a dict or an ArviZ InferenceData of constrained
-      values by name, with or without chains (PyMC, CmdStan); or a NumPyro `MCMC` that has run.
+    - `draws`: an array of unconstrained draws, (n, d) or (chains, n, d); a dict or an ArviZ InferenceData of
+      constrained values by name, with or without chains (PyMC, CmdStan); or a NumPyro `MCMC` that has run.
     - `target`: the posterior that they were drawn from.
     - `scores`: of the unconstrained draws, in their order, where they are known; else one gradient a draw is spent.
     """

@@ -124,6 +124,7 @@ def _arrays(fit: Any) -> dict[str, np.ndarray]:
     frame = fit.frame if fit.walked is None else fit.walked.frame
     if isinstance(frame, Composed):
         order, parent = frame.maps
+        assert isinstance(order, Order) and isinstance(parent, Parent)
         found["order"] = np.asarray(order.order)
         found |= {f"parent_{name}": np.asarray(getattr(parent, name)) for name in _PARENT}
         found |= {"quantile_knots": np.asarray(parent.quantiles.knots), "given_knots": np.asarray(parent.given.knots)}

@@ -26,6 +26,7 @@ from steinmatch._linalg import (
     squared_distances,
 )
 from steinmatch._types import ArrayLike, Vector, float64, plain
+from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import RBF, AbstractKernel, AbstractRadialKernel, Scaled, Sum, Whitened
 from steinmatch.stein import features_at, residual_at
 from steinmatch.targets import AbstractTarget, scores_at
@@ -130,9 +131,8 @@ def velocity_at(
             return jnp.sum(jnp.stack(parts), axis=0)
         case Scaled():
             return kernel.factor * velocity_at(kernel.kernel, particles, scores, weights)
-        case Whitened():
+        case Whitened() if isinstance(frame := kernel._frame(), AffineMap):
             # In z = L^{-1} (x - mu) the score is L^T s, and gradients in x are L^{-T} times those in z.
-            frame = kernel._frame()
             inner = velocity_at(kernel.kernel, frame.whiten(particles), scores @ frame.root, weights)
             return jax.scipy.linalg.solve_triangular(frame.root, inner.T, lower=True, trans="T").T
         case AbstractRadialKernel():

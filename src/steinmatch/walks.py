@@ -1,8 +1,8 @@
 """Walks: many short chains of Hamiltonian Monte Carlo on a target seen through a frame, all in one compiled scan.
 
 The chains leave the target invariant; the frame only makes them short. In a frame where the target is standard normal a
-trajectory of length pi / 2 ends at a point independent of its start, so that is the mean length; lengths are jittered by
-half of it, since a fixed one can resonate. The step size is adapted, over the first transitions only, to a mean
+trajectory of length pi / 2 ends at a point independent of its start, so that is the mean length; lengths are jittered
+by half of it, since a fixed one can resonate. The step size is adapted, over the first transitions only, to a mean
 acceptance of 0.8 over all chains. The kernel is BlackJAX's `hmc`. Each state carries its log density and score, so
 Stein weights need no further gradients.
 
@@ -11,7 +11,7 @@ parameter per 1000 gradients on radon, 68, 109, 92, 25 on rats, 8, 8, 10, 7 on a
 nothing for an adaptation of lengths (ChEES) to find; a better frame is what helps.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -34,7 +34,7 @@ _KERNEL = hmc.build_kernel()
 class Stretch(NamedTuple):
     """Some transitions of all chains."""
 
-    states: hmc.HMCState  # after the last one
+    states: Any  # BlackJAX's HMCState, after the last one
     log_step: Float[Array, ""]
     z: Float[Array, "t c d"]
     scores: Float[Array, "t c d"]  # of the pulled-back density
@@ -46,7 +46,7 @@ class Stretch(NamedTuple):
 
 
 @eqx.filter_jit
-def begin(target: PulledBack, z: Float[Array, "c d"]) -> hmc.HMCState:
+def begin(target: PulledBack, z: Float[Array, "c d"]) -> Any:
     """The states of chains that start at z: one gradient each."""
     return jax.vmap(lambda point: hmc.init(point, target.log_density))(z)
 
@@ -54,7 +54,7 @@ def begin(target: PulledBack, z: Float[Array, "c d"]) -> hmc.HMCState:
 @eqx.filter_jit
 def advance(
     target: PulledBack,
-    states: hmc.HMCState,
+    states: Any,
     key: PRNGKeyArray,
     log_step: Float[Array, ""],
     gains: Float[Array, " t"],
@@ -77,7 +77,7 @@ def advance(
         leaps = jnp.clip(jnp.ceil(length / step), 1, _MOST_LEAPS).astype(jnp.int32)
 
         def one(key: PRNGKeyArray, state: hmc.HMCState) -> tuple:
-            return _KERNEL(key, state, target.log_density, caution * step, metric, leaps)
+            return _KERNEL(key, state, target.log_density, caution * step, metric, leaps)  # type: ignore[arg-type]
 
         moved, info = jax.vmap(one)(jax.random.split(chain_key, chains), states)
         accepted = jnp.mean(jnp.nan_to_num(info.acceptance_rate))

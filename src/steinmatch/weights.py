@@ -2,8 +2,8 @@
 
     minimise  sum_i (n w_i - 1)^2   with   sum_i w_i = 1,   sum_i w_i psi_i = 0,   w_i >= floor / n
 
-where psi are Stein images, of mean zero under the target. Without the floor, sum_i w_i f_i is the regression estimate of
-E f with the psi as control variates; it is consistent for every f, since the plain average is. The tilted weights
+where psi are Stein images, of mean zero under the target. Without the floor, sum_i w_i f_i is the regression estimate
+of E f with the psi as control variates; it is consistent for every f, since the plain average is. The tilted weights
 w ~ exp(lambda . psi) agree to first order; but images of unbounded fields have heavy tails, for which the exponential
 puts all weight on one draw (measured: log-normal and noncentred eight schools), so the quadratic form is used.
 
@@ -94,7 +94,7 @@ class CrossFit:
             extended = np.concatenate([np.ones((len(row), 1)), psi[row]], axis=1)
             self.grams.append(extended.T @ extended)
             self.rights.append(extended.T @ functions[row])
-        self.gram, self.right = sum(self.grams), sum(self.rights)
+        self.gram, self.right = np.sum(self.grams, axis=0), np.sum(self.rights, axis=0)
 
     def control(self, columns: Int[np.ndarray, " c"]) -> Float[np.ndarray, "n f"]:
         """psi_i . beta over some images: control variates of the functions, of mean zero under the target."""
@@ -123,8 +123,8 @@ class Nearest:
 def nearest_weights(psi: Float[np.ndarray, "n m"]) -> Nearest | None:
     """The weights nearest to uniform with sum_i w_i psi_i = 0; None where there are none above the floor.
 
-    The dual is a convex problem in theta = (mu, lambda): n w_i = max(floor, 1 + mu + lambda . psi_i), solved by Newton's
-    method, whose first step is the regression.
+    The dual is a convex problem in theta = (mu, lambda): n w_i = max(floor, 1 + mu + lambda . psi_i), solved by
+    Newton's method, whose first step is the regression.
     """
     n = len(psi)
     if psi.shape[1] == 0:
@@ -149,9 +149,10 @@ def nearest_weights(psi: Float[np.ndarray, "n m"]) -> Nearest | None:
         length = 1.0
         while True:
             trial = at(theta + length * step)
-            if trial[0] <= value + 1e-4 * length * (gradient @ step) or np.abs(trial[2]).max() < 0.5 * np.abs(
-                gradient
-            ).max():
+            if (
+                trial[0] <= value + 1e-4 * length * (gradient @ step)
+                or np.abs(trial[2]).max() < 0.5 * np.abs(gradient).max()
+            ):
                 break
             length *= 0.5
             if length < 1e-8:

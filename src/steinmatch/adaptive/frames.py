@@ -1,4 +1,4 @@
-"""Finding a frame: the affine phase from the start, then a parent that sets place and scale of the rest, where there is one.
+"""Finding a frame: the affine phase from the start, then a parent that sets place and scale of the rest, if any does.
 
 The affine phase raises the evidence bound over a few fixed points (solvers.affine). A parent v shows in regressions of
 the scores: in a good frame s(z) = -z, and in one that lacks the parent
@@ -23,9 +23,9 @@ import scipy.special
 import scipy.stats
 from jaxtyping import Float
 
-from steinmatch.adaptive.plainly import placed
 from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Parent, Spline
-from steinmatch.solvers.affine import AffineState, bound_error, first_bound, raise_bound, usable
+from steinmatch.plainly import placed
+from steinmatch.solvers.affine import START_SCALES, AffineState, bound_error, first_bound, raise_bound, usable
 from steinmatch.targets import Evaluations
 
 BATCH = 16  # numbers of points are multiples of this, so that no evaluation is padding
@@ -36,8 +36,8 @@ _CLIMB_STEPS = 80
 _GOOD = 0.05  # variance of log weights, about twice the divergence from the frame's normal in nats
 _NOISE = 3.0
 _MOST_PLACES = 9  # of a parent, to each side
-_NEGLIGIBLE = 9.0  # nats below the top of its marginal density: beyond 4 sds of a normal
-_SMALL_DROP, _LARGE_DROP = 0.8, 3.0  # of the log marginal between two places: then the next is further, or nearer
+_NEGLIGIBLE = 8.0  # nats below the top of its marginal density: 4 sds of a normal
+_SMALL_DROP, _LARGE_DROP = 1.0, 3.5  # of the log marginal between two places: then the next is further, or nearer
 _GIVEN_SWEEPS, _GIVEN_ERROR, _GIVEN_GAIN = 6, 0.05, 0.05
 _NORMAL_GRID = np.linspace(-5.0, 5.0, 41)
 
@@ -70,21 +70,25 @@ def batched(n: int) -> int:
     return -(-n // BATCH) * BATCH
 
 
+def begin_points(d: int) -> int:
+    """How many points an affine phase begins with."""
+    return min(_DIAGONAL_POINTS, batched(2 * d + 2))
+
+
 def begin_climb(
     evaluate: Evaluations, centre: Float[np.ndarray, " d"], sd: Float[np.ndarray, " d"], seed: int, scaled: bool = False
 ) -> AffineState:
     """The first state of an affine phase around `centre`; of several scales, or of `sd` alone where it is known."""
     d = len(centre)
-    few = 2 * d + 2 > _DIAGONAL_POINTS
-    z = normal_points(_DIAGONAL_POINTS if few else batched(2 * d + 2), d, seed)
-    scales = {"scales": (1.0,)} if scaled else {}
-    return first_bound(evaluate, z, z, centre, sd, **scales, diagonal=few)
+    few = begin_points(d) < 2 * d + 2
+    z = normal_points(begin_points(d), d, seed)
+    return first_bound(evaluate, z, z, centre, sd, (1.0,) if scaled else START_SCALES, few)
 
 
 def climb(evaluate: Evaluations, state: AffineState, seed: int) -> tuple[AffineState, bool]:
     """One sweep, and whether the bound rises no more by amounts that matter."""
     was_diagonal = state.diagonal
-    following, error, done = raise_bound(evaluate, state, 1e-2)
+    following, _, done = raise_bound(evaluate, state, 1e-2)
     if was_diagonal and not following.diagonal:  # the full L needs more points
         d = state.z.shape[1]
         z = normal_points(batched(2 * d + 2), d, seed)
@@ -107,8 +111,8 @@ def cloud(evaluate: Evaluations, frame: AbstractFrame, z: Float[np.ndarray, "n d
 def promised_gains(frame: AffineMap, points: Cloud) -> Float[np.ndarray, " d"]:
     """By how much the bound would rise, to second order, with each coordinate as a parent: |a|^2 + |c|^2 / 2.
 
-    A log scale a z_v of another coordinate has the curvature E[2 z_v^2 z_r^2] = 2, so it gains a^2; a shift c (z_v^2 - 1)
-    has the curvature E[(z_v^2 - 1)^2] / 2 = 1, so it gains c^2 / 2.
+    A log scale a z_v of another coordinate has the curvature E[2 z_v^2 z_r^2] = 2, so it gains a^2; a curved shift
+    c (z_v^2 - 1) has the curvature E[(z_v^2 - 1)^2] / 2 = 1, so it gains c^2 / 2.
     """
     root = np.asarray(frame.root)
     covariance, d = root @ root.T, len(root)

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from steinmatch.adaptive.frames import BATCH, Cloud, begin_climb, climb, cloud
-from steinmatch.adaptive.plainly import placed, unplaced
+from steinmatch.adaptive.frames import BATCH, Cloud, begin_climb, begin_points, cloud
 from steinmatch.coordinates import AbstractFrame, AffineMap
-from steinmatch.solvers.affine import AffineState, bound_error, usable
+from steinmatch.plainly import placed, unplaced
+from steinmatch.solvers.affine import AffineState, bound_error, raise_bound, usable
 from steinmatch.targets import Evaluations
 
 RADII = (4.0, 8.0, 16.0, 32.0, 100.0, 300.0)  # sds along a ray; the last two tell of the tails
@@ -26,6 +26,7 @@ _CLIMBS = 14  # steps of a point up the density
 _RANGE = 30.0  # nats below the frame's usual density at which a point is no mode of mass
 _DIP = 0.5  # nats of a valley between two modes
 _OTHER_SWEEPS = 25  # of the affine phase of another mode
+_SLOW_RISE = 0.05  # nats a sweep
 _SETTLED = 0.5  # by how much the affine equations of a mode may fail
 _APART = 3.0  # sds between modes
 _NARROW = 4.0  # nats by which a peak is above what a normal has at its mode, or a mode smaller than another
@@ -89,8 +90,8 @@ def _tails(inward: Float[np.ndarray, "radii rays"], axes: int, d: int) -> tuple[
     if heavy.any():
         notes.append(
             f"heavy tails: along {int(heavy.sum())} of {len(second)} rays the density falls only like r^-"
-            f"{float(np.min(second[heavy])):.1f}, so that variances are infinite and moments cannot be matched; ask for "
-            "quantiles of a transformed parameter instead"
+            f"{float(np.min(second[heavy])):.1f}, so that variances are infinite and moments cannot be matched; ask "
+            "for quantiles of a transformed parameter instead"
         )
     return tuple(notes)
 
@@ -139,6 +140,7 @@ def look_for_modes(
         candidates.insert(0, (ends[peak], 0.01))
     if rays.wide is not None:
         candidates.insert(0, (np.zeros(d), 0.5 * rays.wide))
+    few = begin_points(d) < 2 * d + 2
     rivals: list[AffineState] = []
     for z, scale_there in candidates:
         if spent() or len(rivals) >= 3:
@@ -147,11 +149,13 @@ def look_for_modes(
         for _ in range(_OTHER_SWEEPS):
             if spent() or not usable(local.bound) or not _other(local, rivals, 0.5):
                 break
-            local, done = climb(seen, local, seed)  # type: ignore[arg-type]
-            if done:
+            local, error, done = raise_bound(seen, local, 1e-2)  # type: ignore[arg-type]
+            done = done or (error < _SETTLED and len(local.gains) > 1 and local.gains[-1] < _SLOW_RISE)
+            if done or (few and not local.diagonal):  # in many dimensions a diagonal frame must do
+                done = True
                 break
         known = np.isfinite(local.bound.value) or evaluate.target.log_density is None
-        settled = done and usable(local.bound) and bound_error(local) < _SETTLED
+        settled = done and usable(local.bound) and (few or bound_error(local) < _SETTLED)
         if settled and known and _other(local, rivals):
             rivals.append(local)
     best = max(rivals, key=lambda rival: rival.bound.value, default=None)

@@ -1,11 +1,11 @@
 """What draws of many chains are worth: weights, standard errors, and whether to trust them.
 
-    error^2 = (standard error)^2 + (what is left of the start)^2 + (weights of all draws against those of other chains)^2
+    error^2 = (standard error)^2 + (what is left of the start)^2 + (weights of all draws against those of others)^2
 
 Standard errors come from independent groups of chains, with control variates fitted on other chains. Chains of a group
-began at one point; the covariance of their means (nested R-hat) says how much a chain remembers of its start: a function
-u whose conditional mean given the start is rho u is off by rho |E_start u - E u|, rho^2 being that covariance over the
-variance of u at the start.
+began at one point; the covariance of their means (nested R-hat) says how much a chain remembers of its start: a
+function u whose conditional mean given the start is rho u is off by rho |E_start u - E u|, rho^2 being that covariance
+over the variance of u at the start.
 """
 
 from typing import NamedTuple

@@ -34,11 +34,11 @@ from steinmatch.adaptive.frames import (
 )
 from steinmatch.adaptive.survey import Rays, look_along_rays, look_for_modes
 from steinmatch.adaptive.verdict import Error, Verdict, confirmed, judge
-from steinmatch.adaptive.plainly import placed
 from steinmatch.coordinates import AbstractFrame, AffineMap, PulledBack
 from steinmatch.features import Linear
 from steinmatch.images import Values, values_at
 from steinmatch.kernels import Whitened
+from steinmatch.plainly import placed
 from steinmatch.solvers.affine import AffineState
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
 from steinmatch.targets import AbstractTarget, Evaluations
@@ -50,6 +50,8 @@ _MOST_DRAWS = 2**17
 _ENOUGH_TO_SHOW = 4096  # draws of a fit that cannot converge
 _MOST_NUMBERS = 2 * 10**7  # n d of the draws
 _REUSABLE = 2.0  # variance of the log weights of a frame that serves another target
+_BOTH = 15  # dimensions up to which the second likely parent is tried as well
+_HELPS = 0.7  # halved steps must lower the share of failures by this factor, else it is not the steps
 _WARM = 2  # stretches before the first that counts
 _FIRST_STEP = 1.2  # times d^(-1/4): the largest stable leapfrog step of a normal, and its scaling
 
@@ -66,6 +68,7 @@ class Round:
     memory: float  # share of variance that chains remember of their start
     acceptance: float
     stiff: float  # share of trajectories whose steps were too long for where they went
+    halved: bool  # so that steps were halved, and the draws given up
     n_gradients: int
     seconds: float
 
@@ -91,7 +94,7 @@ class _Chains:
     """Chains on their way."""
 
     target: PulledBack
-    states: HMCState
+    states: Any  # BlackJAX's HMCState
     log_step: Array
     start: tuple[np.ndarray, np.ndarray, Values]
     stretches: tuple[Stretch, ...] = ()
@@ -261,8 +264,12 @@ class Walk(AbstractStepSolver):
             if there is not None and _rises(first, there) and (points is first or _rises(points, there)):
                 assert richer is not None
                 frame, points = richer, there
+                if d > _BOTH:
+                    break
         phase = "begin" if memory.surveyed else "modes"
-        return dataclasses.replace(memory, frame=frame, points=points, notes=(*memory.others, *rays.notes), rays=rays, phase=phase)
+        return dataclasses.replace(
+            memory, frame=frame, points=points, notes=(*memory.others, *rays.notes), rays=rays, phase=phase
+        )
 
     def _modes(self, memory: _Memory, spent: Any) -> _Memory:
         assert memory.frame is not None and memory.points is not None and memory.rays is not None
@@ -286,7 +293,7 @@ class Walk(AbstractStepSolver):
         chosen = _chosen(memory.points, self.groups, self.seed)
         points = Cloud(*(np.repeat(part[chosen], self.siblings, axis=0) for part in memory.points))
         d = points.z.shape[1]
-        states = HMCState(*(jnp.asarray(part) for part in points))
+        states: Any = HMCState(*map(jnp.asarray, points))  # type: ignore[arg-type]
         if target.log_density is None:
             states = begin(pulled, jnp.asarray(points.z))
             memory.evaluate.n_gradients += len(points.z) * pulled.gradients_a_value
@@ -309,8 +316,8 @@ class Walk(AbstractStepSolver):
     def _advanced(self, memory: _Memory, chains: _Chains, gains: np.ndarray) -> Stretch:
         """One stretch of all chains, counted; every second one begins cautiously."""
         cautious = jnp.asarray(chains.transitions // CHUNK % 2 == 0)
-        key, gains = self._key(chains), jnp.asarray(gains)
-        stretch = advance(chains.target, chains.states, key, chains.log_step, gains, cautious)
+        key = self._key(chains)
+        stretch = advance(chains.target, chains.states, key, chains.log_step, jnp.asarray(gains), cautious)
         leaps = int(np.sum(np.asarray(stretch.leaps)))
         memory.evaluate.n_gradients += leaps * stretch.z.shape[1] * chains.target.gradients_a_value
         return stretch
@@ -368,12 +375,20 @@ class Walk(AbstractStepSolver):
         last = memory.rounds[-1]
         log_step = chains.log_step + np.clip(last.acceptance - ACCEPTANCE, -0.5, 0.0)
         if _too_stiff(last, self.tol):  # what was not entered because of long steps is missing from all draws
-            kept, log_step = 0, log_step - np.log(2.0)
+            halved = [found.stiff for found in memory.rounds if found.halved]
+            if not halved or last.stiff < _HELPS * halved[-1]:
+                kept, log_step = 0, log_step - np.log(2.0)
+                memory = dataclasses.replace(
+                    memory, rounds=(*memory.rounds[:-1], dataclasses.replace(last, halved=True))
+                )
         chains = dataclasses.replace(chains, log_step=jnp.asarray(log_step))
         needed = 1.1 * have * (2.0 * verdict.error.largest / self.tol) ** 2
         wanted = 2 * have if not np.isfinite(needed) else int(np.ceil(np.clip(needed, 1.25 * have, 2.0 * have)))
         chains = dataclasses.replace(
-            chains, stretches=chains.stretches[have - kept :], values=chains.values[have - kept :], wanted=wanted * CHUNK
+            chains,
+            stretches=chains.stretches[have - kept :],
+            values=chains.values[have - kept :],
+            wanted=wanted * CHUNK,
         )
         return dataclasses.replace(memory, chains=chains)
 
@@ -390,6 +405,7 @@ class Walk(AbstractStepSolver):
             memory=verdict.memory,
             acceptance=_usual(memory.chains, "acceptance"),
             stiff=_usual(memory.chains, "stiff"),
+            halved=False,
             n_gradients=gradients - memory.counted,
             seconds=now - memory.clock,
         )
@@ -416,8 +432,8 @@ class Walk(AbstractStepSolver):
             )
         if not verdict.agree:
             words.append(
-                "plain and weighted draws disagree: Stein's identity fails, as for a density with a jump or an edge, or "
-                "the chains are not yet stationary; the weights are uniform"
+                "plain and weighted draws disagree: Stein's identity fails, as for a density with a jump or an edge, "
+                "or the chains are not yet stationary; the weights are uniform"
             )
         return "; ".join([*memory.notes, *words])
 
@@ -434,9 +450,17 @@ class Walk(AbstractStepSolver):
                 unchanged &= np.allclose(here.log_densities, walked.log_densities[some], rtol=1e-10, atol=1e-8)
             if unchanged:
                 least = -(-self.least_draws // (self.groups * self.siblings))
-                chains = dataclasses.replace(chains, target=PulledBack(target, frame), wanted=CHUNK * -(-least // CHUNK))
+                chains = dataclasses.replace(
+                    chains, target=PulledBack(target, frame), wanted=CHUNK * -(-least // CHUNK)
+                )
                 return dataclasses.replace(
-                    memory, frame=frame, chains=chains, notes=walked.notes, rounds=walked.rounds, verdict=walked.verdict, phase="walk"
+                    memory,
+                    frame=frame,
+                    chains=chains,
+                    notes=walked.notes,
+                    rounds=walked.rounds,
+                    verdict=walked.verdict,
+                    phase="walk",
                 )
         points = cloud(evaluate, frame, normal_points(FRESH, target.dim, self.seed + 1))
         logs = points.log_densities + 0.5 * np.sum(points.z**2, axis=1)

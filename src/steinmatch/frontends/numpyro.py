@@ -59,7 +59,7 @@ class _Density(eqx.Module):
     sites: _Sites
 
     def __call__(self, x: Vector) -> jax.Array:
-        return -potential_energy(self.model, self.args, self.kwargs, self.sites(x))
+        return -potential_energy(self.model, self.args, self.kwargs, self.sites(x))  # type: ignore[return-value]
 
 
 class _Constrained(eqx.Module):
@@ -95,7 +95,7 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     start = {name: np.asarray(value, np.float64) for name, value in info.param_info.z.items()}
     if not start:
         raise ValueError("from_numpyro: the model has no latent sites.")
-    given = (model, *jax.tree.map(_as_leaf, (args, kwargs)))
+    args_, kwargs_ = jax.tree.map(_as_leaf, (args, kwargs))
     sites = _Sites(tuple((name, tuple(value.shape)) for name, value in sorted(start.items())))
     dim = sum(value.size for value in start.values())
 
@@ -124,4 +124,9 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
                 dims[name] = [*(frame.name for frame in frames), *extra]
                 coords |= {frame.name: list(range(frame.size)) for frame in frames}
     info = ModelInfo(dims, coords, predict, unconstrain)
-    return Target(_Density(*given, sites), dim=dim, constrain=_Constrained(*given, sites), info=info)
+    return Target(
+        _Density(model, args_, kwargs_, sites),
+        dim=dim,
+        constrain=_Constrained(model, args_, kwargs_, sites),
+        info=info,
+    )

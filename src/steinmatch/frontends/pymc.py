@@ -54,7 +54,7 @@ def from_pymc(model: Any) -> Target:
         return {name: np.asarray(value)[0] for name, value in drawn["posterior_predictive"].items()}
 
     def unconstrain(values: dict[str, np.ndarray]) -> np.ndarray:
-        import pytensor
+        from pytensor.compile.function import function
 
         free = []
         for variable in model.free_RVs:
@@ -62,11 +62,13 @@ def from_pymc(model: Any) -> Target:
             given = np.asarray(values[variable.name], np.float64)
             if transform is not None:
                 placeholder = variable.type(name=variable.name)
-                forward = pytensor.function([placeholder], transform.forward(placeholder, *variable.owner.inputs))
+                forward = function([placeholder], transform.forward(placeholder, *variable.owner.inputs))
                 given = np.stack([np.asarray(forward(value.astype(variable.dtype))) for value in given])
             free.append(given.reshape(len(given), -1))
         return np.concatenate(free, axis=1)
 
     dims = {name: [str(dim) for dim in found] for name, found in model.named_vars_to_dims.items()}
     coords = {name: list(values) for name, values in model.coords.items() if values is not None}
-    return Target(log_density, dim=int(bounds[-1]), constrain=constrain, info=ModelInfo(dims, coords, predict, unconstrain))
+    return Target(
+        log_density, dim=int(bounds[-1]), constrain=constrain, info=ModelInfo(dims, coords, predict, unconstrain)
+    )

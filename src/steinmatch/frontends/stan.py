@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from steinmatch._types import Vector, float64
 from steinmatch.targets import Target
+from steinmatch.targets.host import on_host
 
 _SHIM = Path(__file__).with_name("shim.cpp")
 _FLAGS = (

@@ -10,8 +10,8 @@ hierarchical model lies at infinity. In whitened coordinates the curvature of -l
 M = -sym(E[z s^T] L), and the steps L <- L M^{-t/2}, mu <- mu + t L M^{-1} L^T E[s] are Newton's for a Gaussian target:
 exact at t = 1. Eigenvalues of M are taken by their absolute values and clipped, so that indefinite curvature does no
 harm, and shifts are limited to some sds: a trust region, which grows fourfold with every step that it limited and that
-raised B, so that a mean ten thousand sds away is reached in ten steps; t is halved until B rises. A bound of -inf or nan
-is no rise, so non-finite scores only shrink the step.
+raised B, so that a mean ten thousand sds away is reached in ten steps; t is halved until B rises. A bound of -inf or
+nan is no rise, so non-finite scores only shrink the step.
 
 It begins from the best of several scales, with a diagonal L where there are too few points for a full one.
 """
@@ -180,7 +180,8 @@ def raise_bound(evaluate: Evaluations, state: AffineState, tol: float) -> tuple[
     if not state.diagonal:
         return following, error, error <= tol or stalled
     # A diagonal L only prepares the full one: it ends when the bound rises slowly.
-    ends = error <= tol or stalled or len(following.gains) >= 40 or following.gains[-1] < _SLOW * state.z.shape[1]
+    slow = min(following.gains, default=0.0) < _SLOW * state.z.shape[1]
+    ends = error <= tol or stalled or len(following.gains) >= 40 or slow
     if ends and state.z.shape[1] > 1:
         return dataclasses.replace(following, diagonal=False, length=1.0, gains=_NO_GAINS), error, False
     return following, error, ends

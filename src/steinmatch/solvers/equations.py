@@ -19,8 +19,8 @@ from jaxtyping import Array, Float
 
 from steinmatch._linalg import map_row_blocks, rows_per_block
 from steinmatch._types import Vector
-from steinmatch.features import Linear
 from steinmatch.coordinates import AffineMap
+from steinmatch.features import Linear
 from steinmatch.kernels import AbstractKernel, Scaled, Sum
 from steinmatch.stein import features_at, residual_at
 from steinmatch.svgd import scaled_residual_at, velocity_at

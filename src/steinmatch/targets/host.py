@@ -12,7 +12,10 @@ from steinmatch._types import Vector
 
 
 def on_host(
-    function: Callable[[np.ndarray], tuple[Any, ...]], shapes: tuple[tuple[int, ...], ...], x: Vector, many: bool = False
+    function: Callable[[np.ndarray], tuple[Any, ...]],
+    shapes: tuple[tuple[int, ...], ...],
+    x: Vector,
+    many: bool = False,
 ) -> tuple[Array, ...]:
     """`function(x)`, a tuple of float64 arrays of these shapes; with `many` it takes leading axes of points.
 

@@ -92,7 +92,6 @@ class Unflatten:
             values[name], start = value, start + size
         return values, log_det
 
-
     def inverse(self, values: dict[str, np.ndarray]) -> np.ndarray:
         """Unconstrained points (n, d) of constrained values (n, *shape)."""
         with jax.enable_x64(True):

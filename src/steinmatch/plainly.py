@@ -50,6 +50,46 @@ def placed(frame: AbstractFrame, z: Float[np.ndarray, "n d"]) -> Placed:
     return Placed(z, total, pull)
 
 
+def derivatives(
+    frame: AbstractFrame, z: Float[np.ndarray, "n d"]
+) -> tuple[Float[np.ndarray, "n d d"], Float[np.ndarray, "n d"]]:
+    """T'(z) and the Laplacian of T, coordinate by coordinate, at many points."""
+    n, d = z.shape
+    if isinstance(frame, AffineMap):
+        return np.broadcast_to(np.asarray(frame.root), (n, d, d)), np.zeros((n, d))
+    assert isinstance(frame, Composed)
+    order, parent = frame.maps
+    assert isinstance(order, Order) and isinstance(parent, Parent)
+    jacobian, laplacian = _parent_derivatives(parent, z)
+    places = np.argsort(np.asarray(order.order))
+    return jacobian[:, places], laplacian[:, places]
+
+
+def _parent_derivatives(frame: Parent, z: Float[np.ndarray, "n d"]) -> tuple[np.ndarray, np.ndarray]:
+    places, means, scales, shears = (
+        np.asarray(part) for part in (frame.places, frame.means, frame.log_scales, frame.shears)
+    )
+    n, d = z.shape
+    x, slope, bend = (weights @ places for weights in _weights(frame.quantiles, z[:, 0]))
+    w, dw, ddw = _weights(frame.given, x)
+    scale = np.exp(w @ scales)
+    scaled, change = scale * z[:, 1:], (dw @ scales) * scale * z[:, 1:]
+    turn = (ddw @ scales) * scaled + (dw @ scales) * change
+    shear, dshear, ddshear = (np.tensordot(weights, shears, 1) for weights in (w, dw, ddw))
+
+    def times(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
+        return np.einsum("nij,nj->ni", matrix, vector)
+
+    first = dw @ means + change + times(dshear, scaled) + times(shear, change)
+    second = ddw @ means + turn + times(ddshear, scaled) + 2.0 * times(dshear, change) + times(shear, turn)
+    jacobian = np.zeros((n, d, d))
+    jacobian[:, 0, 0] = slope
+    jacobian[:, 1:, 0] = slope[:, None] * first
+    jacobian[:, 1:, 1:] = (shear + np.eye(d - 1)) * scale[:, None, :]
+    laplacian = np.concatenate([bend[:, None], bend[:, None] * first + slope[:, None] ** 2 * second], axis=1)
+    return jacobian, laplacian
+
+
 def unplaced(frame: AbstractFrame, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
     """z = T^{-1}(x) for many points."""
     if isinstance(frame, AffineMap):
@@ -70,7 +110,11 @@ def _weights(spline: Spline, x: Float[np.ndarray, " n"]) -> list[Float[np.ndarra
     knots, inverse = np.asarray(spline.knots), np.asarray(spline.inverse)
     over = np.maximum(x[:, None] - knots, 0.0)
     found = []
-    for power, factor, first in ((3, 1.0, (np.ones_like(x), x)), (2, 3.0, (0.0 * x, 1.0 + 0.0 * x)), (1, 6.0, (0.0 * x,) * 2)):
+    for power, factor, first in (
+        (3, 1.0, (np.ones_like(x), x)),
+        (2, 3.0, (0.0 * x, 1.0 + 0.0 * x)),
+        (1, 6.0, (0.0 * x,) * 2),
+    ):
         cubes = factor * over**power
         e = (cubes[:, :-1] - cubes[:, -1:]) / (knots[-1] - knots[:-1])
         found.append(np.concatenate([np.stack(first, axis=1), e[:, :-1] - e[:, -1:]], axis=1) @ inverse)
