@@ -21,6 +21,9 @@ bench: .venv/.bench
 	$(BIN)/python -m benchmarks.solvers
 	$(BIN)/python -m benchmarks.queries
 	$(BIN)/python -m benchmarks.posteriors --peers
+	$(BIN)/python -m benchmarks.posteriors --sharpen
+	$(BIN)/python -m benchmarks.zoo
+	$(BIN)/python -m benchmarks.zoo --hierarchical
 	$(BIN)/python -m benchmarks.logistic
 
 $(STAMP): pyproject.toml constraints.txt

@@ -42,14 +42,14 @@ def by_steinmatch(name: str) -> dict:
     fit = sm.fit(target, progress=False)
     seconds = time.monotonic() - started
     _, values = sm.targets.constrained_values(target, fit.particles)
-    sd = np.array(reference["sd"])
-    true = np.concatenate(
-        [np.abs(values.mean(axis=0) - np.array(reference["mean"])) / sd, np.abs(values.std(axis=0) / sd - 1.0)]
-    )
+    mean, sd = np.array(reference["mean"]), np.array(reference["sd"])
+    found = fit.weights @ values
+    spread = np.sqrt(fit.weights @ (values - found) ** 2)
+    true = np.concatenate([np.abs(found - mean) / sd, np.abs(spread / sd - 1.0)])
     assert fit.error is not None
     stated = np.concatenate([fit.error.mean, fit.error.sd])
     return {
-        **errors(posteriors, name, fit.particles),
+        **errors(posteriors, name, fit.particles, fit.weights),
         "dim": model.dim,
         "converged": fit.converged,
         "stated": float(stated.max()),
@@ -90,6 +90,47 @@ def by_nuts(name: str) -> dict:
     return {**errors(posteriors, name, draws), "gradients": gradients, "seconds": seconds}
 
 
+def by_sharpening(name: str) -> dict:
+    """1000 NUTS draws, before and after `sharpen`."""
+    import jax
+
+    import steinmatch as sm
+
+    jax.config.update("jax_enable_x64", True)
+    posteriors = library()
+    model = posteriors.load(name)
+    draws, _, _ = run_nuts(model.log_density, model.dim)
+    target = sm.Target(model.log_density, dim=model.dim, constrain=model.constrain)
+    started = time.monotonic()
+    found = sm.sharpen(draws, target)
+    seconds = time.monotonic() - started
+    before, after = (errors(posteriors, name, draws, weights) for weights in (None, np.asarray(found.weights)))
+    return {
+        "before": max(before.values()),
+        "after": max(after.values()),
+        "stated": found.after.error.largest,
+        "family": found.family,
+        "seconds": seconds,
+    }
+
+
+def sharpening(names: list[str]) -> None:
+    table = Table(title="1000 NUTS draws, largest error of means and sds, before and after Stein weights")
+    for column in ("posterior", "before", "after", "ratio", "stated", "equations", "s"):
+        table.add_column(column)
+    ratios = []
+    for name in names:
+        found = in_process("sharpen", name)
+        ratios.append(found["before"] / found["after"])
+        numbers = [f"{found[key]:.3f}" for key in ("before", "after")]
+        table.add_row(
+            name, *numbers, f"{ratios[-1]:.1f}", f"{found['stated']:.3f}", found["family"], f"{found['seconds']:.1f}"
+        )
+        print(name, found, flush=True)
+    Console(width=150).print(table)
+    print(f"before / after: median {np.median(ratios):.1f}, least {min(ratios):.2f}")
+
+
 def by_svgd(name: str) -> dict:
     import blackjax
     import jax
@@ -108,15 +149,15 @@ def by_svgd(name: str) -> dict:
     return {**errors(posteriors, name, particles), "gradients": 200_000, "seconds": time.monotonic() - started}
 
 
-def errors(posteriors, name: str, draws: np.ndarray) -> dict:
-    found = posteriors.evaluate(name, draws)
+def errors(posteriors, name: str, draws: np.ndarray, weights: np.ndarray | None = None) -> dict:
+    found = posteriors.evaluate(name, draws, weights)
     return {"mean": found["max_mean_err_sd"], "sd": found["max_sd_rel_err"]}
 
 
 def scaling() -> None:
     """Gaussian and logistic posteriors of growing dimension: seconds, compile included, and peak memory."""
     table = Table(title="scaling; each in a process of its own")
-    for column in ("target", "d", "affine s", "total s", "peak GiB", "gradients", "converged", "largest error"):
+    for column in ("target", "d", "first round s", "total s", "peak GiB", "gradients", "converged", "largest error"):
         table.add_column(column, justify="right")
     for kind in ("gaussian", "logistic"):
         for dim in (10, 30, 100, 300):
@@ -153,11 +194,12 @@ def one_size(kind: str, dim: int) -> list[str]:
         sd = np.sqrt(np.diagonal(np.asarray(target.cov)))
         error = f"{max(np.abs((fit.mean - np.asarray(target.mean)) / sd).max(), np.abs(fit.sd / sd - 1.0).max()):.1e}"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    seconds = [f"{fit.levels[0].seconds:.1f}", f"{fit.seconds:.1f}"]
+    seconds = [f"{fit.rounds[0].seconds:.1f}" if fit.rounds else "", f"{fit.seconds:.1f}"]
     return [*seconds, f"{peak:.2f}", f"{fit.n_gradients:,}", str(fit.converged), error]
 
 
 METHODS = {"steinmatch": by_steinmatch, "nuts": by_nuts, "svgd": by_svgd}
+ALONE = {**METHODS, "sharpen": by_sharpening}
 
 
 def in_process(method: str, name: str) -> dict:
@@ -170,9 +212,10 @@ def in_process(method: str, name: str) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--one", choices=[*METHODS, "scaling"])
+    parser.add_argument("--one", choices=[*ALONE, "scaling"])
     parser.add_argument("--scaling", action="store_true", help="Gaussian and logistic posteriors of growing dimension")
     parser.add_argument("--peers", action="store_true", help="run NUTS and SVGD as well")
+    parser.add_argument("--sharpen", action="store_true", help="Stein weights for 1000 NUTS draws, before and after")
     parser.add_argument("--out", type=Path, help="a JSON file that results are added to, and that peers are read from")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
@@ -186,7 +229,10 @@ def main() -> None:
         print("benchmarks.posteriors: the folder of reference posteriors is missing; nothing to measure.")
         return
     if options.one:
-        print(json.dumps(METHODS[options.one](options.names[0])))
+        print(json.dumps(ALONE[options.one](options.names[0])))
+        return
+    if options.sharpen:
+        sharpening(options.names or library().list_posteriors())
         return
     results = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
     for name in options.names or library().list_posteriors():
@@ -253,8 +299,15 @@ def report(results: dict) -> None:
         fewer = [b["gradients"] / max(a["gradients"], 1) for a, b in both]
         sooner = sum(a["seconds"] <= b["seconds"] for a, b in both)
         print(f"more accurate than NUTS (both errors): {accurate} of {len(both)}")
+        small = [a["gradients"] for a, _ in both if a.get("dim", 99) <= 13]
+        print(f"gradients for d <= 13: median {np.median(small):,.0f}")
         print(f"fewer gradients: {sum(f > 1 for f in fewer)} of {len(both)}, median ratio {np.median(fewer):.1f}")
-        print(f"no slower: {sooner} of {len(both)}")
+        print(f"no slower: {sooner} of {len(both)}; median seconds {np.median([a['seconds'] for a, _ in both]):.1f}")
+        # NUTS's error falls with the root of its draws.
+        same = [
+            b["gradients"] * (max(b["mean"], b["sd"]) / max(a["mean"], a["sd"])) ** 2 / a["gradients"] for a, b in both
+        ]
+        print(f"gradients that NUTS would need for the same error, as a multiple: median {np.median(same):.0f}")
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def test_a_funnel_has_its_parent_found():
 
 
 def test_the_frame_of_a_funnel_is_exact():
-    """Given the parent the rest is normal, and the parent's marginal follows from the bounds: pi is a standard normal."""
+    """Given the parent the rest is normal, and the parent's marginal follows from the bounds: pi is N(0, I)."""
     evaluate = Evaluations(sm.Target(funnel, dim=5), 16)
     affine = AffineMap(jnp.zeros(5), jnp.diag(jnp.array([0.6, 1.0, 1.0, 1.0, 1.0])))
     z = normal_points(128, 5, 0)
@@ -188,7 +188,7 @@ def test_a_constant_value_has_no_error():
 def test_separate_modes_are_not_called_converged(means):
     fit = sm.fit(sm.targets.GaussianMixture(means))
     assert not fit.converged
-    assert "several modes" in fit.reason
+    assert "several modes" in fit.reason or "have not forgotten" in fit.reason
 
 
 def test_a_spike_in_a_slab_is_not_called_converged():
@@ -221,7 +221,7 @@ def test_a_jump_does_not_bend_the_estimates():
 
     up, down = np.exp(2.0) * 0.5, 0.5
     mean = (up - down) * norm.pdf(0.0) * 2.0 / (up + down)
-    fit = sm.fit(sm.Target(lambda x: -0.5 * x[0] ** 2 + jnp.where(x[0] > 0.0, 2.0, 0.0), dim=1), max_seconds=20)
+    fit = sm.fit(sm.Target(lambda x: -0.5 * x[0] ** 2 + jnp.where(x[0] > 0.0, 2.0, 0.0), dim=1), max_seconds=20.0)
     assert "uniform weights" in fit.reason or "disagree" in fit.reason or fit.rounds[-1].family == "uniform weights"
     np.testing.assert_allclose(fit.mean[0], mean, atol=0.03)
 

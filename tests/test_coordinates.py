@@ -99,7 +99,7 @@ def test_stein_equations_in_z_are_stein_equations_in_x(frame, z):
 
 
 def test_the_bounds_gradient_is_a_mean_stein_image(z):
-    """dB/dtheta = mean_i (P_p . h)(x_i) with h = dT/dtheta o T^-1; by autodiff, for the parent's means and log scales."""
+    """dB/dtheta = mean_i (P_p . h)(x_i) with h = dT/dtheta o T^-1; for the parent's means and log scales."""
     parent = _parent()
 
     def with_theta(theta):

@@ -1,5 +1,7 @@
 """Stein images against autodiff, weights against the regression they generalise, errors against simulation."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,7 +58,7 @@ def test_linear_and_cubic_images_agree_with_autodiff(draws):
 
 @pytest.mark.parametrize("degree", range(1, OWN_DEGREE + 1))
 def test_own_images_agree_with_autodiff(draws, degree):
-    pulled, z, scores, values = draws
+    pulled, z, _, values = draws
     mean, sd = np.array([1.0, 0.2, -0.3]), np.array([2.0, 0.5, 1.5])
     found = own_images(values, mean, sd, degree)
     polynomial = np.polynomial.hermite_e.HermiteE.basis(degree).convert(kind=np.polynomial.Polynomial).coef
@@ -77,11 +79,14 @@ def test_own_images_agree_with_autodiff(draws, degree):
 
 def test_values_that_jax_cannot_differentiate(draws):
     """By differences of the constrained values, as for Stan programs."""
-    pulled, z, scores, exact = draws
+    _, z, scores, exact = draws
 
     def host(x):
         return jax.pure_callback(
-            lambda y: np.exp(np.asarray(y)[..., :1]), jax.ShapeDtypeStruct((1,), jnp.float64), x, vmap_method="expand_dims"
+            lambda y: np.exp(np.asarray(y)[..., :1]),
+            jax.ShapeDtypeStruct((1,), jnp.float64),
+            x,
+            vmap_method="expand_dims",
         )
 
     blind = PulledBack(sm.Target(log_density, dim=D, constrain=host), FRAME)
@@ -93,7 +98,7 @@ def test_values_that_jax_cannot_differentiate(draws):
 def test_families_are_nested_and_count_their_columns(draws):
     _, z, scores, values = draws
     psi = all_images(FAMILIES[-1], z, scores, values, np.zeros(3), np.ones(3))
-    for smaller, larger in zip(FAMILIES, FAMILIES[1:], strict=False):
+    for smaller, larger in itertools.pairwise(FAMILIES):
         assert np.all(smaller.columns(D, 3) <= larger.columns(D, 3)) or larger.own < smaller.own
     assert psi.shape[1] == len(FAMILIES[-1].columns(D, 3))
 

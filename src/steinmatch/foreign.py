@@ -115,7 +115,7 @@ def _solved(target: AbstractTarget, values: Float[np.ndarray, "n k"]) -> Float[n
         def off(x: Any) -> Any:
             return (flat(x) - goal) / scale
 
-        def step(_: int, state: tuple) -> tuple:
+        def step(_: Any, state: tuple) -> tuple:
             x, damping = state
             jacobian, value = jax.jacfwd(off)(x), off(x)
             gram = jacobian.T @ jacobian

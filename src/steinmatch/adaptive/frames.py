@@ -25,7 +25,7 @@ from jaxtyping import Float
 
 from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Parent, Spline
 from steinmatch.plainly import placed
-from steinmatch.solvers.affine import START_SCALES, AffineState, bound_error, first_bound, raise_bound, usable
+from steinmatch.solvers.affine import START_SCALES, AffineState, Evaluate, bound_error, first_bound, raise_bound, usable
 from steinmatch.targets import Evaluations
 
 BATCH = 16  # numbers of points are multiples of this, so that no evaluation is padding
@@ -76,7 +76,7 @@ def begin_points(d: int) -> int:
 
 
 def begin_climb(
-    evaluate: Evaluations, centre: Float[np.ndarray, " d"], sd: Float[np.ndarray, " d"], seed: int, scaled: bool = False
+    evaluate: Evaluate, centre: Float[np.ndarray, " d"], sd: Float[np.ndarray, " d"], seed: int, scaled: bool = False
 ) -> AffineState:
     """The first state of an affine phase around `centre`; of several scales, or of `sd` alone where it is known."""
     d = len(centre)
@@ -85,7 +85,7 @@ def begin_climb(
     return first_bound(evaluate, z, z, centre, sd, (1.0,) if scaled else START_SCALES, few)
 
 
-def climb(evaluate: Evaluations, state: AffineState, seed: int) -> tuple[AffineState, bool]:
+def climb(evaluate: Evaluate, state: AffineState, seed: int) -> tuple[AffineState, bool]:
     """One sweep, and whether the bound rises no more by amounts that matter."""
     was_diagonal = state.diagonal
     following, _, done = raise_bound(evaluate, state, 1e-2)
@@ -231,13 +231,13 @@ def _carried(path: list[tuple[float, AffineState]], there: float) -> AffineMap:
 
 def _conditional(evaluate: _Given, begun: AffineMap, z: Float[np.ndarray, "k r"]) -> AffineState | None:
     """An affine phase of the other coordinates, to where it matters no more."""
-    state = first_bound(evaluate, z, z, np.asarray(begun.shift), np.ones(z.shape[1]), (1.0,), False, begun)  # type: ignore[arg-type]
+    state = first_bound(evaluate, z, z, np.asarray(begun.shift), np.ones(z.shape[1]), (1.0,), False, begun)
     for _ in range(_GIVEN_SWEEPS):
         if not usable(state.bound):
             return None
         if bound_error(state) < _GIVEN_ERROR:
             break
-        state, _, done = raise_bound(evaluate, state, _GIVEN_ERROR)  # type: ignore[arg-type]
+        state, _, done = raise_bound(evaluate, state, _GIVEN_ERROR)
         if done or state.gains[-1] < _GIVEN_GAIN:
             break
     return state if usable(state.bound) else None

@@ -145,11 +145,11 @@ def look_for_modes(
     for z, scale_there in candidates:
         if spent() or len(rivals) >= 3:
             break
-        local, done = begin_climb(seen, z, np.full(d, scale_there), seed, scale_there > 1.0), False  # type: ignore[arg-type]
+        local, done = begin_climb(seen, z, np.full(d, scale_there), seed, scale_there > 1.0), False
         for _ in range(_OTHER_SWEEPS):
             if spent() or not usable(local.bound) or not _other(local, rivals, 0.5):
                 break
-            local, error, done = raise_bound(seen, local, 1e-2)  # type: ignore[arg-type]
+            local, error, done = raise_bound(seen, local, 1e-2)
             done = done or (error < _SETTLED and len(local.gains) > 1 and local.gains[-1] < _SLOW_RISE)
             if done or (few and not local.diagonal):  # in many dimensions a diagonal frame must do
                 done = True
@@ -206,7 +206,7 @@ def _valley(seen: _Seen, one: Float[np.ndarray, " d"], other: Float[np.ndarray, 
         _, scores = seen((1.0 - steps) * one + steps * other)
         slopes = scores @ (other - one)
     rise = np.concatenate([[0.0], np.cumsum(0.5 * (slopes[1:] + slopes[:-1]) / (BATCH - 1))])
-    return not np.isfinite(rise).all() or bool(rise.min() < min(rise[0], rise[-1]) - _DIP)
+    return bool(not np.isfinite(rise).all() or rise.min() < min(rise[0], rise[-1]) - _DIP)
 
 
 def _distinct(ends: Float[np.ndarray, "n d"], home: Float[np.ndarray, " d"]) -> list[np.ndarray]:

@@ -488,7 +488,7 @@ def _too_stiff(last: Round, tol: float) -> bool:
     centre it would shift a mean by 3 e, which must be within tol / 3: at most tol / 18 may fail.
     """
     expected = last.n_draws * tol / 18.0
-    return last.n_draws * last.stiff > expected + 2.0 * np.sqrt(expected) + 1.0
+    return bool(last.n_draws * last.stiff > expected + 2.0 * np.sqrt(expected) + 1.0)
 
 
 def _present(memory: _Memory, seed: int) -> np.ndarray | None:

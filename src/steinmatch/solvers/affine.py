@@ -18,6 +18,7 @@ It begins from the best of several scales, with a diagonal L where there are too
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -40,6 +41,9 @@ _SLOW = 0.05  # nats a dimension: a diagonal step that gains less makes way for 
 START_SCALES = (1.0, 0.1, 10.0, 0.01)
 _NO_GAINS: tuple[float, ...] = ()
 _NOWHERE = "the log density or its gradient is not finite around any of the starts: give init="
+
+
+Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # points (n, d) to log densities and scores
 
 
 class Bound(NamedTuple):
@@ -153,7 +157,7 @@ def _antithetic_points(n: int, d: int) -> Float[Array, "n d"]:
 
 
 def first_bound(
-    evaluate: Evaluations,
+    evaluate: Evaluate,
     z: np.ndarray,
     own: np.ndarray,
     shift: np.ndarray,
@@ -172,7 +176,7 @@ def first_bound(
     return max(finite, key=_merit) if finite else candidates[0]
 
 
-def raise_bound(evaluate: Evaluations, state: AffineState, tol: float) -> tuple[AffineState, float, bool]:
+def raise_bound(evaluate: Evaluate, state: AffineState, tol: float) -> tuple[AffineState, float, bool]:
     """One step; by how much the affine equations then fail; and whether there is no more to gain."""
     following = _step(evaluate, state)
     error = _error(following.bound, following.diagonal)
@@ -192,7 +196,7 @@ def bound_error(state: AffineState) -> float:
     return _error(state.bound, state.diagonal)
 
 
-def _bound(evaluate: Evaluations, frame: AffineMap, z: np.ndarray) -> Bound:
+def _bound(evaluate: Evaluate, frame: AffineMap, z: np.ndarray) -> Bound:
     root = np.asarray(frame.root)
     values, scores = evaluate(z @ root.T + np.asarray(frame.shift))
     with np.errstate(all="ignore"):
@@ -243,7 +247,7 @@ def _moved(
     return moved, rotation, rotation.T @ shift, rotation.T @ log_scale @ rotation, limited
 
 
-def _step(evaluate: Evaluations, state: AffineState) -> AffineState:
+def _step(evaluate: Evaluate, state: AffineState) -> AffineState:
     """One step, halved until the bound rises. Length 0 where no step rises."""
     length, trust = min(1.0, 2.0 * state.length), state.trust
     for _ in range(_HALVINGS):

@@ -27,7 +27,7 @@ def on_host(
         point = np.ascontiguousarray(words, dtype=np.uint32).view(np.float64)[..., 0]
         found = []
         for value, shape in zip(function(point), shapes, strict=True):
-            array = np.asarray(value, dtype=np.float64).reshape(*point.shape[:-1], *shape)
+            array = np.asarray(value, dtype=np.float64).reshape((*point.shape[:-1], *shape))
             found.append(np.ascontiguousarray(array[..., None]).view(np.uint32))
         return tuple(found)
 
