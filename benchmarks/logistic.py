@@ -27,22 +27,23 @@ def module(path: Path):
     return found
 
 
-def by_steinmatch() -> tuple[np.ndarray, int, float, str]:
+def by_steinmatch() -> tuple[tuple[np.ndarray, np.ndarray], int, float, str]:
     import steinmatch as sm
 
     target = module(ROOT / "examples" / "logistic.py").target
     started = time.monotonic()
     fit = sm.fit(target, progress=False)
-    return fit.particles, fit.n_gradients + 2 * fit.n_hvps, time.monotonic() - started, str(fit.converged)
+    return (fit.mean, fit.sd), fit.n_gradients + 2 * fit.n_hvps, time.monotonic() - started, str(fit.converged)
 
 
-def by_nuts() -> tuple[np.ndarray, int, float, str]:
+def by_nuts() -> tuple[tuple[np.ndarray, np.ndarray], int, float, str]:
     import jax
 
     from benchmarks.posteriors import run_nuts
 
     jax.config.update("jax_enable_x64", True)
-    return *run_nuts(module(ROOT / "examples" / "logistic.py").log_density, 31), ""
+    draws, gradients, seconds = run_nuts(module(ROOT / "examples" / "logistic.py").log_density, 31)
+    return (draws.mean(axis=0), draws.std(axis=0)), gradients, seconds, ""
 
 
 METHODS = {"steinmatch": by_steinmatch, "NUTS, 1000 + 1000": by_nuts}
@@ -50,9 +51,8 @@ METHODS = {"steinmatch": by_steinmatch, "NUTS, 1000 + 1000": by_nuts}
 
 def main() -> None:
     if len(sys.argv) > 1:
-        draws, gradients, seconds, converged = METHODS[sys.argv[1]]()
-        moments = [draws.mean(axis=0).tolist(), draws.std(axis=0).tolist()]
-        print(json.dumps([*moments, gradients, seconds, converged]))
+        moments, gradients, seconds, converged = METHODS[sys.argv[1]]()
+        print(json.dumps([*(moment.tolist() for moment in moments), gradients, seconds, converged]))
         return
     sys.path.insert(0, str(ROOT))
     from tests.test_examples import MEAN, SD

@@ -57,12 +57,10 @@ def run(names: list[str], seeds: int) -> None:
             row["seconds"] = time.monotonic() - started
             rows.append(row)
             word = "WRONG" if row["wrong"] else "right" if row["converged"] else "refused"
-            print(
-                f"{seed} {case.name:27s} d={case.dim:3d} {'fair' if case.fair else '    '} {word:8s} true {row['true']:7.4f} "
-                f"stated {row['stated']:.4f} gradients {row['gradients']:8,} {row['seconds']:5.1f} s "
-                f"{'' if row['converged'] else row['reason'][:100]}",
-                flush=True,
-            )
+            about = f"{seed} {case.name:27s} d={case.dim:3d} {'fair' if case.fair else '    '} {word:8s}"
+            numbers = f"true {row['true']:7.4f} stated {row['stated']:.4f} gradients {row['gradients']:8,}"
+            why = "" if row["converged"] else row["reason"][:100]
+            print(about, numbers, f"{row['seconds']:5.1f} s", why, flush=True)
     fair = [row for row in rows if row["fair"]]
     ratios = np.concatenate([row["ratio"] for row in fair])
     print(f"\nconverged and wrong: {sum(row['wrong'] for row in rows)} of {len(rows)}")
@@ -93,10 +91,8 @@ def one(groups: int, strong: bool, centred: bool, method: str) -> dict:
         from benchmarks.posteriors import run_nuts
 
         draws, gradients, seconds = run_nuts(case.log_density, case.dim)
-        values = np.concatenate(
-            [np.asarray(leaf).reshape(len(draws), -1) for leaf in jax.tree.leaves(jax.vmap(case.constrain)(draws))],
-            axis=1,
-        )
+        leaves = jax.tree.leaves(jax.vmap(case.constrain)(draws))
+        values = np.concatenate([np.asarray(leaf).reshape(len(draws), -1) for leaf in leaves], axis=1)
         mean, sd = values.mean(axis=0), values.std(axis=0)
         error = max(np.max(np.abs(mean - case.mean) / case.sd), np.max(np.abs(sd / case.sd - 1.0)))
         return {"true": float(error), "gradients": gradients, "seconds": seconds}

@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 _COLOUR = "#0072B2"
 _MOST_PARAMETERS = 5
+_MOST_POINTS = 1000
 
 
 def plot_particles(
@@ -23,6 +24,7 @@ def plot_particles(
         raise ValueError(f"plot: no parameter {unknown[0]!r}; there are {', '.join(names)}.")
     chosen = [names.index(name) for name in parameters] if parameters else range(min(len(names), _MOST_PARAMETERS))
     columns = [(names[i], values[:, i]) for i in chosen]
+    shown = _shown(np.asarray(weights))
     k = len(columns)
     figure = matplotlib.figure.Figure(figsize=(1.2 + 1.9 * k, 1.0 + 1.9 * k), layout="constrained")
     axes = figure.subplots(k, k, squeeze=False, sharex="col")
@@ -34,13 +36,13 @@ def plot_particles(
             if row < column:
                 axis.set_visible(False)
             elif row == column:
-                _draw_marginal(axis, x, weights)
+                _draw_marginal(axis, x, weights, shown)
                 axis.set_title(
                     f"{row_name}: {weights @ x:.3g} ± {np.sqrt(weights @ (x - weights @ x) ** 2):.2g}",
                     fontsize=8,
                 )
             else:
-                axis.scatter(x, y, s=9, alpha=0.6, color=_COLOUR, linewidths=0)
+                axis.scatter(x[shown], y[shown], s=9, alpha=0.6, color=_COLOUR, linewidths=0)
             if row == k - 1:
                 axis.set_xlabel(column_name, fontsize=9)
             if column == 0 and row > 0:
@@ -50,16 +52,27 @@ def plot_particles(
     return figure
 
 
-def _draw_marginal(axis, x: np.ndarray, weights: np.ndarray) -> None:
+def _shown(weights: Float[np.ndarray, " n"]) -> np.ndarray:
+    """Which particles are drawn: all, or so many of the weighted ones that a picture shows their density."""
+    n = len(weights)
+    if n <= _MOST_POINTS and np.ptp(weights) == 0.0:
+        return np.arange(n)
+    comb = (np.arange(min(n, _MOST_POINTS)) + 0.5) / min(n, _MOST_POINTS)
+    return np.minimum(np.searchsorted(np.cumsum(weights) / np.sum(weights), comb), n - 1)
+
+
+def _draw_marginal(axis, x: np.ndarray, weights: np.ndarray, shown: np.ndarray) -> None:
     """A kernel density estimate with the normal reference bandwidth, and ticks for the particles."""
     mean = weights @ x
     sd = float(np.sqrt(weights @ (x - mean) ** 2))
     axis.set_yticks([])
     axis.spines["left"].set_visible(False)
-    axis.plot(x, np.zeros_like(x), "|", color=_COLOUR, markersize=5, alpha=0.6)
+    axis.plot(x[shown], np.zeros(len(shown)), "|", color=_COLOUR, markersize=5, alpha=0.6)
     if sd > 0:
         width = 1.06 * sd * len(x) ** -0.2
-        grid = np.linspace(x.min() - 3 * width, x.max() + 3 * width, 200)
-        density = np.exp(-0.5 * ((grid[:, None] - x[None, :]) / width) ** 2) @ weights / (width * np.sqrt(2 * np.pi))
+        bins = np.linspace(x.min() - 3 * width, x.max() + 3 * width, 401)
+        grid = 0.5 * (bins[1:] + bins[:-1])
+        mass, _ = np.histogram(x, bins, weights=weights)
+        density = np.exp(-0.5 * ((grid[:, None] - grid[None, :]) / width) ** 2) @ mass / (width * np.sqrt(2 * np.pi))
         axis.fill_between(grid, density, color=_COLOUR, alpha=0.3, linewidth=0)
         axis.axvline(mean, color="black", linewidth=0.8)

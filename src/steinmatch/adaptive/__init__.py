@@ -1,6 +1,7 @@
 """The automatic fit: frame, walk, weigh."""
 
+from steinmatch.adaptive.chains import Round, Walked
 from steinmatch.adaptive.verdict import Error
-from steinmatch.adaptive.walking import Round, Walk, Walked
+from steinmatch.adaptive.walking import Walk
 
 __all__ = ["Error", "Round", "Walk", "Walked"]

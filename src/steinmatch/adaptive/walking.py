@@ -20,6 +20,19 @@ from blackjax.mcmc.hmc import HMCState
 from jaxtyping import Array, Float
 
 from steinmatch._checks import positive_integer, positive_number
+from steinmatch.adaptive.chains import (
+    Chains,
+    Memory,
+    Round,
+    Walked,
+    drawn,
+    left_behind,
+    present,
+    rises,
+    starting_points,
+    too_stiff,
+    usual,
+)
 from steinmatch.adaptive.frames import (
     BATCH,
     FRESH,
@@ -32,14 +45,13 @@ from steinmatch.adaptive.frames import (
     likely_parents,
     normal_points,
 )
-from steinmatch.adaptive.survey import Rays, look_along_rays, look_for_modes
+from steinmatch.adaptive.survey import look_along_rays, look_for_modes
 from steinmatch.adaptive.verdict import Error, Verdict, confirmed, judge
 from steinmatch.coordinates import AbstractFrame, AffineMap, PulledBack
 from steinmatch.features import Linear
 from steinmatch.images import Values, values_at
 from steinmatch.kernels import Whitened
 from steinmatch.plainly import placed
-from steinmatch.solvers.affine import AffineState
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
 from steinmatch.targets import AbstractTarget, Evaluations
 from steinmatch.walks import ACCEPTANCE, CHUNK, Stretch, advance, begin
@@ -54,76 +66,6 @@ _BOTH = 15  # dimensions up to which the second likely parent is tried as well
 _HELPS = 0.7  # halved steps must lower the share of failures by this factor, else it is not the steps
 _WARM = 2  # stretches before the first that counts
 _FIRST_STEP = 1.2  # times d^(-1/4): the largest stable leapfrog step of a normal, and its scaling
-
-
-@dataclasses.dataclass(frozen=True)
-class Round:
-    """What one round of the automatic fit did, and where it left the errors."""
-
-    name: str
-    n_draws: int
-    error: float  # largest stated error of a mean (in sds) or an sd (relative)
-    family: str  # the Stein equations that the weights solve
-    ess: float  # of the weights
-    memory: float  # share of variance that chains remember of their start
-    acceptance: float
-    stiff: float  # share of trajectories whose steps were too long for where they went
-    halved: bool  # so that steps were halved, and the draws given up
-    n_gradients: int
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Walked:
-    """What a walk leaves behind: enough to judge it, and to go on."""
-
-    error: Error
-    rounds: tuple[Round, ...]
-    frame: AbstractFrame
-    layout: Layout | None
-    z: Float[np.ndarray, "n d"]
-    scores: Float[np.ndarray, "n d"]  # pulled back
-    log_densities: Float[np.ndarray, " n"]
-    notes: tuple[str, ...] = ()
-    chains: Any = None  # as they stand
-    verdict: Verdict | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Chains:
-    """Chains on their way."""
-
-    target: PulledBack
-    states: Any  # BlackJAX's HMCState
-    log_step: Array
-    start: tuple[np.ndarray, np.ndarray, Values]
-    stretches: tuple[Stretch, ...] = ()
-    values: tuple[Values, ...] = ()
-    transitions: int = 0
-    wanted: int = 0  # transitions of the next verdict
-
-
-@dataclasses.dataclass(frozen=True)
-class _Memory:
-    """Where an automatic fit stands."""
-
-    evaluate: Evaluations
-    phase: str
-    centre: np.ndarray
-    scale: np.ndarray
-    started: float
-    climbing: AffineState | None = None
-    frame: AbstractFrame | None = None
-    points: Cloud | None = None  # fresh points of the frame
-    chains: _Chains | None = None
-    notes: tuple[str, ...] = ()
-    rounds: tuple[Round, ...] = ()
-    clock: float = 0.0
-    counted: int = 0
-    surveyed: bool = False
-    rays: Rays | None = None
-    verdict: Verdict | None = None  # of the last round
-    others: tuple[str, ...] = ()  # said of other modes before the fit began anew in a better one
 
 
 class Walk(AbstractStepSolver):
@@ -180,13 +122,13 @@ class Walk(AbstractStepSolver):
             centre = x.mean(axis=0)
             scale = np.maximum(x.std(axis=0), 1e-3) if len(x) > 1 else scale
         now = time.monotonic()
-        memory = _Memory(evaluate, "climb", centre, scale, now, clock=now)
+        memory = Memory(evaluate, "climb", centre, scale, now, clock=now)
         if self.resume is not None:
             memory = self._resumed(problem.target, memory)
         return self._iterate(problem, memory, x, None, Iterate(x, problem.kernel, np.inf))
 
     def step(self, problem: Problem, iterate: Iterate, budget: Budget) -> Iterate:
-        memory: _Memory = iterate.memory
+        memory: Memory = iterate.memory
 
         def spent() -> bool:
             return budget.exhausted(memory.evaluate.n_gradients, memory.started)
@@ -201,13 +143,13 @@ class Walk(AbstractStepSolver):
             memory = self._begin(problem.target, memory)
         else:
             return self._round(problem, memory, iterate, spent)
-        particles = _present(memory, self.seed)
+        particles = present(memory, self.seed)
         return self._iterate(problem, memory, iterate.particles if particles is None else particles, None, iterate)
 
     def _iterate(
         self,
         problem: Problem,
-        memory: _Memory,
+        memory: Memory,
         particles: np.ndarray,
         verdict: Verdict | None,
         past: Iterate,
@@ -231,13 +173,13 @@ class Walk(AbstractStepSolver):
             history={"error": np.array([error.largest])} if verdict is not None else {},
             memory=memory,
             weights=np.full(n, 1.0 / n) if verdict is None else verdict.weights,
-            outcome=_walked(memory, error, verdict),
+            outcome=left_behind(memory, error, verdict),
             latest=True,
         )
 
     # -- the frame -----------------------------------------------------------------------------------------------------
 
-    def _climb(self, memory: _Memory) -> _Memory:
+    def _climb(self, memory: Memory) -> Memory:
         state = memory.climbing or begin_climb(memory.evaluate, memory.centre, memory.scale, self.seed)
         for _ in range(_SWEEPS):
             if not np.isfinite(state.bound.gradient).all():
@@ -250,7 +192,7 @@ class Walk(AbstractStepSolver):
                 return dataclasses.replace(memory, climbing=state, phase="parent")
         return dataclasses.replace(memory, climbing=state)
 
-    def _parent(self, memory: _Memory) -> _Memory:
+    def _parent(self, memory: Memory) -> Memory:
         assert memory.climbing is not None
         evaluate, affine = memory.evaluate, memory.climbing.frame
         d = evaluate.target.dim
@@ -261,7 +203,7 @@ class Walk(AbstractStepSolver):
         for v in likely_parents(affine, first):
             richer = fit_parent(evaluate, affine, v, self.seed + 2)
             there = None if richer is None else cloud(evaluate, richer, z)
-            if there is not None and _rises(first, there) and (points is first or _rises(points, there)):
+            if there is not None and rises(first, there) and (points is first or rises(points, there)):
                 assert richer is not None
                 frame, points = richer, there
                 if d > _BOTH:
@@ -271,7 +213,7 @@ class Walk(AbstractStepSolver):
             memory, frame=frame, points=points, notes=(*memory.others, *rays.notes), rays=rays, phase=phase
         )
 
-    def _modes(self, memory: _Memory, spent: Any) -> _Memory:
+    def _modes(self, memory: Memory, spent: Any) -> Memory:
         assert memory.frame is not None and memory.points is not None and memory.rays is not None
         seen = look_for_modes(
             memory.evaluate, memory.frame, memory.points, memory.rays, memory.centre, memory.scale, self.seed, spent
@@ -286,11 +228,11 @@ class Walk(AbstractStepSolver):
 
     # -- the walk ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, target: AbstractTarget, memory: _Memory) -> _Memory:
+    def _begin(self, target: AbstractTarget, memory: Memory) -> Memory:
         """Chains at points of the frame, drawn by their importance, and transitions that adapt the step size."""
         assert memory.frame is not None and memory.points is not None
         pulled = PulledBack(target, memory.frame)
-        chosen = _chosen(memory.points, self.groups, self.seed)
+        chosen = starting_points(memory.points, self.groups, self.seed)
         points = Cloud(*(np.repeat(part[chosen], self.siblings, axis=0) for part in memory.points))
         d = points.z.shape[1]
         states: Any = HMCState(*map(jnp.asarray, points))  # type: ignore[arg-type]
@@ -299,10 +241,10 @@ class Walk(AbstractStepSolver):
             memory.evaluate.n_gradients += len(points.z) * pulled.gradients_a_value
         start = (points.z[:: self.siblings], points.scores[:: self.siblings])
         log_step = jnp.asarray(np.log(_FIRST_STEP * d**-0.25))
-        chains = _Chains(pulled, states, log_step, (*start, values_at(pulled, *start, CHUNK * len(points.z))))
+        chains = Chains(pulled, states, log_step, (*start, values_at(pulled, *start, CHUNK * len(points.z))))
         return dataclasses.replace(memory, chains=self._warmed(memory, chains), phase="walk")
 
-    def _warmed(self, memory: _Memory, chains: _Chains) -> _Chains:
+    def _warmed(self, memory: Memory, chains: Chains) -> Chains:
         """Transitions that adapt the step size and let the chains forget where they began."""
         for k in range(_WARM):
             gains = 1.0 / np.sqrt(1.0 + k * CHUNK + np.arange(CHUNK))
@@ -313,7 +255,7 @@ class Walk(AbstractStepSolver):
         least = -(-self.least_draws // (self.groups * self.siblings))
         return dataclasses.replace(chains, wanted=CHUNK * max(1, -(-least // CHUNK)))
 
-    def _advanced(self, memory: _Memory, chains: _Chains, gains: np.ndarray) -> Stretch:
+    def _advanced(self, memory: Memory, chains: Chains, gains: np.ndarray) -> Stretch:
         """One stretch of all chains, counted; every second one begins cautiously."""
         cautious = jnp.asarray(chains.transitions // CHUNK % 2 == 0)
         key = self._key(chains)
@@ -322,10 +264,10 @@ class Walk(AbstractStepSolver):
         memory.evaluate.n_gradients += leaps * stretch.z.shape[1] * chains.target.gradients_a_value
         return stretch
 
-    def _key(self, chains: _Chains) -> Array:
+    def _key(self, chains: Chains) -> Array:
         return jax.random.fold_in(jax.random.key(self.seed), chains.transitions)
 
-    def _round(self, problem: Problem, memory: _Memory, iterate: Iterate, spent: Any) -> Iterate:
+    def _round(self, problem: Problem, memory: Memory, iterate: Iterate, spent: Any) -> Iterate:
         chains = memory.chains
         assert chains is not None
         while CHUNK * len(chains.stretches) < chains.wanted:
@@ -342,14 +284,14 @@ class Walk(AbstractStepSolver):
                 transitions=chains.transitions + CHUNK,
             )
         memory = dataclasses.replace(memory, chains=chains)
-        z, scores, _ = _draws(chains)
+        z, scores, _ = drawn(chains)
         layout = Layout(CHUNK * len(chains.stretches), self.groups, self.siblings)
         verdict = judge(z, scores, Values.joined(list(chains.values)), layout, chains.start)
         verdict = confirmed(verdict, memory.verdict, layout.groups)
         before = memory.verdict
         memory = dataclasses.replace(self._recorded(memory, verdict, layout), verdict=verdict)
         enough = len(z) >= self.least_draws
-        smooth = not _too_stiff(memory.rounds[-1], self.tol)
+        smooth = not too_stiff(memory.rounds[-1], self.tol)
         good = 2.0 * verdict.error.largest <= self.tol and verdict.mixed and verdict.agree and smooth
         good = good and before is not None  # one round has nothing to be confirmed by
         converged = bool(good and enough and not memory.notes)
@@ -364,7 +306,7 @@ class Walk(AbstractStepSolver):
         following = self._iterate(problem, memory, particles, verdict, iterate, reason, converged)
         return dataclasses.replace(following, memory=self._further(memory, verdict))
 
-    def _further(self, memory: _Memory, verdict: Verdict) -> _Memory:
+    def _further(self, memory: Memory, verdict: Verdict) -> Memory:
         """Before the next round: as many transitions as the error asks for, at most twice what there are; of chains
         that have not mixed, the older half is dropped.
         """
@@ -374,7 +316,7 @@ class Walk(AbstractStepSolver):
         kept = have if verdict.mixed else have // 2
         last = memory.rounds[-1]
         log_step = chains.log_step + np.clip(last.acceptance - ACCEPTANCE, -0.5, 0.0)
-        if _too_stiff(last, self.tol):  # what was not entered because of long steps is missing from all draws
+        if too_stiff(last, self.tol):  # what was not entered because of long steps is missing from all draws
             halved = [found.stiff for found in memory.rounds if found.halved]
             if not halved or last.stiff < _HELPS * halved[-1]:
                 kept, log_step = 0, log_step - np.log(2.0)
@@ -392,7 +334,7 @@ class Walk(AbstractStepSolver):
         )
         return dataclasses.replace(memory, chains=chains)
 
-    def _recorded(self, memory: _Memory, verdict: Verdict, layout: Layout) -> _Memory:
+    def _recorded(self, memory: Memory, verdict: Verdict, layout: Layout) -> Memory:
         assert memory.chains is not None
         now = time.monotonic()
         gradients = memory.evaluate.n_gradients
@@ -403,15 +345,15 @@ class Walk(AbstractStepSolver):
             family=verdict.family,
             ess=verdict.ess,
             memory=verdict.memory,
-            acceptance=_usual(memory.chains, "acceptance"),
-            stiff=_usual(memory.chains, "stiff"),
+            acceptance=usual(memory.chains, "acceptance"),
+            stiff=usual(memory.chains, "stiff"),
             halved=False,
             n_gradients=gradients - memory.counted,
             seconds=now - memory.clock,
         )
         return dataclasses.replace(memory, rounds=(*memory.rounds, found), clock=now, counted=gradients)
 
-    def _reason(self, memory: _Memory, verdict: Verdict, n: int) -> str:
+    def _reason(self, memory: Memory, verdict: Verdict, n: int) -> str:
         """The verdict in words, from what was measured."""
         error = verdict.error.largest
         within = 2.0 * error <= self.tol
@@ -425,7 +367,7 @@ class Walk(AbstractStepSolver):
                 f"the chains have not forgotten where they began: {verdict.memory:.0%} of a parameter's variance is "
                 "between groups of chains that began apart"
             )
-        if _too_stiff(memory.rounds[-1], self.tol):
+        if too_stiff(memory.rounds[-1], self.tol):
             words.append(
                 f"{memory.rounds[-1].stiff:.1%} of the trajectories came to where the density is too stiff for their "
                 "steps, such as the neck of a funnel: mass there may be missing; a non-centred parametrisation helps"
@@ -437,7 +379,7 @@ class Walk(AbstractStepSolver):
             )
         return "; ".join([*memory.notes, *words])
 
-    def _resumed(self, target: AbstractTarget, memory: _Memory) -> _Memory:
+    def _resumed(self, target: AbstractTarget, memory: Memory) -> Memory:
         """From the frame of an earlier fit and, where the target is the same, its draws."""
         walked: Walked = self.resume
         frame, evaluate = walked.frame, memory.evaluate
@@ -468,84 +410,3 @@ class Walk(AbstractStepSolver):
             return dataclasses.replace(memory, frame=frame, points=points, notes=walked.notes, phase="begin")
         x = placed(frame, points.z).x
         return dataclasses.replace(memory, centre=x.mean(axis=0), scale=x.std(axis=0))
-
-
-def _rises(before: Cloud, after: Cloud) -> bool:
-    """Whether the bound rises from one frame to another, on the same points: by more than chance, or with log weights
-    that vary half as much, since the bound of a frame with a bad tail is itself known badly.
-    """
-    rise = after.log_densities - before.log_densities
-    if not np.isfinite(after.scores).all() or not np.mean(rise) > 0.0:
-        return False
-    varying = [float(np.var(points.log_densities + 0.5 * np.sum(points.z**2, axis=1))) for points in (before, after)]
-    return bool(np.mean(rise) > 2.0 * np.std(rise) / np.sqrt(len(rise)) or varying[1] < 0.5 * varying[0])
-
-
-def _too_stiff(last: Round, tol: float) -> bool:
-    """Whether more trajectories failed than is tolerated, beyond chance.
-
-    Where a part of mass e cannot be entered, about e / 2 of the trajectories fail at its edge; at three sds from the
-    centre it would shift a mean by 3 e, which must be within tol / 3: at most tol / 18 may fail.
-    """
-    expected = last.n_draws * tol / 18.0
-    return bool(last.n_draws * last.stiff > expected + 2.0 * np.sqrt(expected) + 1.0)
-
-
-def _present(memory: _Memory, seed: int) -> np.ndarray | None:
-    """Points of the frame as it is, for a fit that ends before its walk."""
-    frame = memory.frame or (None if memory.climbing is None else memory.climbing.frame)
-    if frame is None:
-        return None
-    z = normal_points(FRESH, memory.evaluate.target.dim, seed) if memory.points is None else memory.points.z
-    return placed(frame, z).x
-
-
-def _chosen(points: Cloud, groups: int, seed: int) -> np.ndarray:
-    """Indices of points, drawn by importance: by the density of the target over that of the frame's normal."""
-    finite = np.isfinite(points.scores).all(axis=1)
-    if np.isfinite(points.log_densities).any():
-        logs = points.log_densities + 0.5 * np.sum(points.z**2, axis=1)
-        logs = np.where(np.isfinite(logs) & finite, logs, -np.inf)
-        weights = np.exp(logs - logs.max())
-        weights = np.minimum(weights, np.sqrt(len(weights)) * weights.mean())
-    else:
-        off = np.where(finite, np.linalg.norm(points.scores + points.z, axis=1), np.inf)
-        weights = (off <= np.median(off)).astype(float)
-    weights = weights / weights.sum()
-    comb = (np.arange(groups) + np.random.default_rng(seed).uniform()) / groups
-    return np.minimum(np.searchsorted(np.cumsum(weights), comb), len(weights) - 1)
-
-
-def _usual(chains: _Chains, name: str) -> float:
-    """The mean of a statistic over transitions with steps of the usual length."""
-    values, caution = (
-        np.concatenate([np.asarray(getattr(s, part)) for s in chains.stretches]) for part in (name, "caution")
-    )
-    return float(np.mean(values[caution == 1.0]))
-
-
-def _draws(chains: _Chains) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    d = chains.states.position.shape[1]
-    z, scores = (np.concatenate([np.asarray(getattr(s, name)) for s in chains.stretches]) for name in ("z", "scores"))
-    densities = np.concatenate([np.asarray(s.log_densities) for s in chains.stretches])
-    return z.reshape(-1, d), scores.reshape(-1, d), densities.ravel()
-
-
-def _walked(memory: _Memory, error: Error, verdict: Verdict | None) -> Walked | None:
-    chains = memory.chains
-    if verdict is None or chains is None:
-        return None
-    z, scores, densities = _draws(chains)
-    n_chains, groups = len(chains.states.position), len(chains.start[0])
-    return Walked(
-        error=error,
-        rounds=memory.rounds,
-        frame=chains.target.frame,
-        layout=Layout(len(z) // n_chains, groups, n_chains // groups),
-        z=z,
-        scores=scores,
-        log_densities=densities,
-        notes=memory.notes,
-        chains=chains,
-        verdict=verdict,
-    )

@@ -1,0 +1,169 @@
+"""What the automatic fit keeps on its way: chains, rounds, and what its solver asks of them."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Float
+
+from steinmatch.adaptive.frames import FRESH, Cloud, normal_points
+from steinmatch.adaptive.survey import Rays
+from steinmatch.adaptive.verdict import Error, Verdict
+from steinmatch.coordinates import AbstractFrame, PulledBack
+from steinmatch.images import Values
+from steinmatch.plainly import placed
+from steinmatch.solvers.affine import AffineState
+from steinmatch.targets import Evaluations
+from steinmatch.walks import Stretch
+from steinmatch.weights import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """What one round of the automatic fit did, and where it left the errors."""
+
+    name: str
+    n_draws: int
+    error: float  # largest stated error of a mean (in sds) or an sd (relative)
+    family: str  # the Stein equations that the weights solve
+    ess: float  # of the weights
+    memory: float  # share of variance that chains remember of their start
+    acceptance: float
+    stiff: float  # share of trajectories whose steps were too long for where they went
+    halved: bool  # so that steps were halved, and the draws given up
+    n_gradients: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Walked:
+    """What a walk leaves behind: enough to judge it, and to go on."""
+
+    error: Error
+    rounds: tuple[Round, ...]
+    frame: AbstractFrame
+    layout: Layout | None
+    z: Float[np.ndarray, "n d"]
+    scores: Float[np.ndarray, "n d"]  # pulled back
+    log_densities: Float[np.ndarray, " n"]
+    notes: tuple[str, ...] = ()
+    chains: Any = None  # as they stand
+    verdict: Verdict | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Chains:
+    """Chains on their way."""
+
+    target: PulledBack
+    states: Any  # BlackJAX's HMCState
+    log_step: Array
+    start: tuple[np.ndarray, np.ndarray, Values]
+    stretches: tuple[Stretch, ...] = ()
+    values: tuple[Values, ...] = ()
+    transitions: int = 0
+    wanted: int = 0  # transitions of the next verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Where an automatic fit stands."""
+
+    evaluate: Evaluations
+    phase: str
+    centre: np.ndarray
+    scale: np.ndarray
+    started: float
+    climbing: AffineState | None = None
+    frame: AbstractFrame | None = None
+    points: Cloud | None = None  # fresh points of the frame
+    chains: Chains | None = None
+    notes: tuple[str, ...] = ()
+    rounds: tuple[Round, ...] = ()
+    clock: float = 0.0
+    counted: int = 0
+    surveyed: bool = False
+    rays: Rays | None = None
+    verdict: Verdict | None = None  # of the last round
+    others: tuple[str, ...] = ()  # said of other modes before the fit began anew in a better one
+
+
+def rises(before: Cloud, after: Cloud) -> bool:
+    """Whether the bound rises from one frame to another, on the same points: by more than chance, or with log weights
+    that vary half as much, since the bound of a frame with a bad tail is itself known badly.
+    """
+    rise = after.log_densities - before.log_densities
+    if not np.isfinite(after.scores).all() or not np.mean(rise) > 0.0:
+        return False
+    varying = [float(np.var(points.log_densities + 0.5 * np.sum(points.z**2, axis=1))) for points in (before, after)]
+    return bool(np.mean(rise) > 2.0 * np.std(rise) / np.sqrt(len(rise)) or varying[1] < 0.5 * varying[0])
+
+
+def too_stiff(last: Round, tol: float) -> bool:
+    """Whether more trajectories failed than is tolerated, beyond chance.
+
+    Where a part of mass e cannot be entered, about e / 2 of the trajectories fail at its edge; at three sds from the
+    centre it would shift a mean by 3 e, which must be within tol / 3: at most tol / 18 may fail.
+    """
+    expected = last.n_draws * tol / 18.0
+    return bool(last.n_draws * last.stiff > expected + 2.0 * np.sqrt(expected) + 1.0)
+
+
+def present(memory: Memory, seed: int) -> np.ndarray | None:
+    """Points of the frame as it is, for a fit that ends before its walk."""
+    frame = memory.frame or (None if memory.climbing is None else memory.climbing.frame)
+    if frame is None:
+        return None
+    z = normal_points(FRESH, memory.evaluate.target.dim, seed) if memory.points is None else memory.points.z
+    return placed(frame, z).x
+
+
+def starting_points(points: Cloud, groups: int, seed: int) -> np.ndarray:
+    """Indices of points, drawn by importance: by the density of the target over that of the frame's normal."""
+    finite = np.isfinite(points.scores).all(axis=1)
+    if np.isfinite(points.log_densities).any():
+        logs = points.log_densities + 0.5 * np.sum(points.z**2, axis=1)
+        logs = np.where(np.isfinite(logs) & finite, logs, -np.inf)
+        weights = np.exp(logs - logs.max())
+        weights = np.minimum(weights, np.sqrt(len(weights)) * weights.mean())
+    else:
+        off = np.where(finite, np.linalg.norm(points.scores + points.z, axis=1), np.inf)
+        weights = (off <= np.median(off)).astype(float)
+    weights = weights / weights.sum()
+    comb = (np.arange(groups) + np.random.default_rng(seed).uniform()) / groups
+    return np.minimum(np.searchsorted(np.cumsum(weights), comb), len(weights) - 1)
+
+
+def usual(chains: Chains, name: str) -> float:
+    """The mean of a statistic over transitions with steps of the usual length."""
+    values, caution = (
+        np.concatenate([np.asarray(getattr(s, part)) for s in chains.stretches]) for part in (name, "caution")
+    )
+    return float(np.mean(values[caution == 1.0]))
+
+
+def drawn(chains: Chains) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    d = chains.states.position.shape[1]
+    z, scores = (np.concatenate([np.asarray(getattr(s, name)) for s in chains.stretches]) for name in ("z", "scores"))
+    densities = np.concatenate([np.asarray(s.log_densities) for s in chains.stretches])
+    return z.reshape(-1, d), scores.reshape(-1, d), densities.ravel()
+
+
+def left_behind(memory: Memory, error: Error, verdict: Verdict | None) -> Walked | None:
+    chains = memory.chains
+    if verdict is None or chains is None:
+        return None
+    z, scores, densities = drawn(chains)
+    n_chains, groups = len(chains.states.position), len(chains.start[0])
+    return Walked(
+        error=error,
+        rounds=memory.rounds,
+        frame=chains.target.frame,
+        layout=Layout(len(z) // n_chains, groups, n_chains // groups),
+        z=z,
+        scores=scores,
+        log_densities=densities,
+        notes=memory.notes,
+        chains=chains,
+        verdict=verdict,
+    )
