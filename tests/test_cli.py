@@ -85,9 +85,17 @@ def test_assess_draws(folder):
         assert done.returncode == 0, done.stderr
         results.append(json.loads(done.stdout))
     assert results[0]["parameters"]["a"]["mean"] == pytest.approx(1.3, abs=0.15)
-    assert results[0]["parameters"]["a"]["corrected"] == pytest.approx(1.0, abs=0.02)
     assert results[0]["stein_ess"] < 100.0
     assert results[0]["ksd"] == pytest.approx(results[1]["ksd"])
+    done = command(
+        "sharpen", folder / "draws.npy", "--target", folder / "gaussian.py", "--json", "--out", folder / "s.nc"
+    )
+    assert done.returncode == 0, done.stderr
+    sharpened = json.loads(done.stdout)["parameters"]["a"]
+    assert sharpened["before_mean"] == pytest.approx(1.3, abs=0.15)
+    assert sharpened["after_mean"] == pytest.approx(1.0, abs=1e-6)
+    done = command("sharpen", folder / "s.nc", "--target", folder / "gaussian.py")
+    assert done.returncode == 0 and "sharpened" in done.stdout, done.stderr
     np.save(folder / "wide.npy", np.zeros((50, 3)))
     done = command("assess", folder / "wide.npy", "--target", folder / "gaussian.py")
     assert done.returncode == 2 and "3 columns" in done.stderr

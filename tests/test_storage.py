@@ -41,12 +41,12 @@ def test_arviz_reads_the_particles(fit):
     data = fit.to_arviz()
     assert dict(data.posterior.sizes) == {"chain": 1, "draw": len(fit.particles), "row": 2, "column": 3}
     table = az.summary(data, kind="stats")
-    np.testing.assert_allclose(table.loc["mu", "mean"], fit.summary()["mu"]["mean"], atol=1e-3)
+    weighted = np.sum(data.sample_stats["weight"].values * data.posterior["mu"].values)
+    np.testing.assert_allclose(weighted, fit.summary()["mu"]["mean"], rtol=1e-10)
     assert "theta[a, 1]" in table.index
     np.testing.assert_array_equal(data.sample_stats["weight"].values[0], fit.weights)
     density = data.sample_stats["lp"].values[0]
     np.testing.assert_allclose(density[0], fit.target.log_density(jnp.asarray(fit.particles[0])), rtol=1e-6)
-    assert "rank condition" in data.posterior.attrs["certificate"]
     az.plot_posterior(data, var_names=["mu", "tau"])
     az.plot_pair(data, var_names=["mu", "tau"])
 
@@ -55,10 +55,10 @@ def test_round_trip_is_exact(fit, path):
     for again in (sm.load(path), sm.load(path, target=fit.target)):
         for name in ("particles", "weights"):
             np.testing.assert_array_equal(getattr(again, name), getattr(fit, name))
-        for name in ("converged", "reason", "residual", "n_steps", "n_gradients", "n_hvps", "seed", "levels"):
+        for name in ("converged", "reason", "residual", "n_steps", "n_gradients", "n_hvps", "seed", "rounds"):
             assert getattr(again, name) == getattr(fit, name), name
         np.testing.assert_array_equal(again.error.mean, fit.error.mean)
-        np.testing.assert_array_equal(again.history["residual"], fit.history["residual"])
+        np.testing.assert_array_equal(again.history["error"], fit.history["error"])
         assert str(again.summary()) == str(fit.summary())
     assert sm.load(path, target=fit.target).certificate.residual == pytest.approx(fit.certificate.residual)
 

@@ -34,6 +34,7 @@ from steinmatch.plainly import unplaced
 from steinmatch.plots import plot_particles
 from steinmatch.progress import progress_bar
 from steinmatch.query import Query, answer, query_features
+from steinmatch.sharpening import stein_weights
 from steinmatch.solvers import (
     AbstractSolver,
     Affine,
@@ -64,6 +65,7 @@ _SOLVERS: dict[str, Callable[[], AbstractSolver]] = {
     "levenberg-marquardt": LevenbergMarquardt,
     "walk": Walk,
 }
+_MOST_IN_EQUATIONS = 600
 _STARTS = 16  # points at which the automatic fit first looks at a target
 _PARTICLES_A_FEATURE = 1.4  # of a refined fit, at least: with hardly more particles than features a root may not exist
 
@@ -129,8 +131,14 @@ class Fit:
 
     @functools.cached_property
     def matching_set(self) -> MatchingSet:
-        """The functions whose averages over the particles are exact at the fixed point."""
-        return MatchingSet(self.target, self.kernel, self.particles, self.weights)
+        """The functions whose averages over the particles are exact at the fixed point.
+
+        Of a long walk so many draws as a dense Stein equation can bear, with weights of their own.
+        """
+        if self.walked is None or len(self.particles) <= _MOST_IN_EQUATIONS:
+            return MatchingSet(self.target, self.kernel, self.particles, self.weights)
+        some = self.particles[np.linspace(0, len(self.particles) - 1, _MOST_IN_EQUATIONS).astype(int)]
+        return MatchingSet(self.target, self.kernel, some, stein_weights(self.target, some, self.kernel))
 
     def query(self, f: Callable[[Vector], Any]) -> Query:
         """E_p f with an error, for a function of one unconstrained point with values of any shape."""
@@ -350,7 +358,8 @@ def _automatic(
     if solver is None:
         solver = Walk(tol, least_draws=n or 1, seed=seed, centred=init is not None, resume=earlier)
     if solver.resume is None:
-        particles = np.asarray(_start(target, _STARTS if init is None else None, init, jax.random.key(seed), some=True))
+        count = _STARTS if init is None else (None if earlier is not None else n)
+        particles = np.asarray(_start(target, count, init, jax.random.key(seed), some=True))
         starts = len(particles)
     else:
         particles = solver.resume.z[:1]

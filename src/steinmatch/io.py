@@ -30,8 +30,9 @@ def load(path: str | Path, target: AbstractTarget | None = None) -> Fit:
     rounds = tuple(Round(**found) for found in attributes["rounds"])
     walked = None
     if attributes["automatic"] and frame is not None and error is not None:
-        nothing = np.zeros((0, particles.shape[1]))
-        walked = Walked(error, rounds, frame, None, unplaced(frame, particles), nothing, nothing[:, 0])
+        z = unplaced(frame, particles)
+        unknown = np.full_like(z, np.nan)
+        walked = Walked(error, rounds, frame, None, z, unknown, unknown[:, 0])
     kernel = None
     if walked is not None:
         own = AffineMap.of_particles(jnp.asarray(particles), jnp.asarray(arrays["weights"]))
