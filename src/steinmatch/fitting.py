@@ -298,6 +298,8 @@ def fit(
         None if max_seconds is None else positive_number(max_seconds, "max_seconds", "fit"),
         None if max_gradients is None else positive_integer(max_gradients, "max_gradients", "fit"),
     )
+    if isinstance(chosen_solver, Walk) and kernel is not None:
+        raise ValueError("fit: Walk weighs draws and has no use for a kernel; leave kernel= out.")
     if kernel is None and (chosen_solver is None or isinstance(chosen_solver, Walk)):
         return _automatic(target, n_particles, chosen_solver, init, seed, accuracy, budget, progress)
     if isinstance(init, Fit):
