@@ -260,11 +260,15 @@ def test_degree_is_accuracy():
     mass = jax.nn.softmax(jax.vmap(PROBLEMS["logistic"].log_density)(grid))
     mean = np.asarray(mass @ grid)
     variance = np.asarray(mass @ (grid - mean[None, :]) ** 2)
-    errors = []
-    for degree in (1, 2, 3):
-        fit = sm.fit(PROBLEMS["logistic"], 100, kernel=sm.Whitened(sm.Polynomial(degree)), progress=False)
+
+    def error(degree, seed):
+        kernel = sm.Whitened(sm.Polynomial(degree))
+        fit = sm.fit(PROBLEMS["logistic"], 100, kernel=kernel, seed=seed, progress=False)
         assert fit.converged
-        errors.append(max(np.abs((fit.mean - mean) / np.sqrt(variance)).max(), np.abs(fit.sd**2 / variance - 1).max()))
+        return max(np.abs((fit.mean - mean) / np.sqrt(variance)).max(), np.abs(fit.sd**2 / variance - 1).max())
+
+    # There are many fixed points: which one is found, and its error, depends on the start.
+    errors = [np.median([error(degree, seed) for seed in range(3)]) for degree in (1, 2, 3)]
     assert max(errors[1:]) < 0.02 and max(errors[1:]) < 0.1 * errors[0]
 
 

@@ -60,6 +60,7 @@ _STALE = 60  # inner iterations with a factor above which it is made anew, if th
 _PATIENCE, _PROGRESS = 25, 0.9  # stagnation: less than a tenth off the residual in so many steps
 _SHAKE = 0.03  # in whitened units
 _BANDWIDTH_RTOL = 5e-3
+_SWINGS = 4  # a bandwidth held anew this often may swing about its rule's value, and then goes half of the way
 _NEAR = 1e-7  # a stall below this is an ill-conditioned fixed point, not a valley without one
 _ROUNDING = 1e-12  # below this there is nothing to gain
 
@@ -113,7 +114,7 @@ class LevenbergMarquardt(AbstractStepSolver):
         dense_limit: int = 4000,
         factor_limit: int = 25_000,
         inner_steps: int = 3000,
-        rounds: int = 8,
+        rounds: int = 16,
         shakes: int = 30,
     ):
         self.tol = positive_number(tol, "tol", "LevenbergMarquardt")
@@ -266,6 +267,9 @@ class LevenbergMarquardt(AbstractStepSolver):
         if np.isnan(held) or abs(ruled / held - 1.0) <= _BANDWIDTH_RTOL or memory.rounds >= self.rounds:
             note = "" if np.isnan(held) else f"; held bandwidth {held:.4g}, its rule now says {ruled:.4g}"
             return dataclasses.replace(iterate, reason=f"the scaled residual is below tol={self.tol:.0e}{note}")
+        if memory.rounds >= _SWINGS:
+            kernel = jax.tree.map(_halfway, iterate.kernel, kernel)
+            residual = _residual(kernel, problem.weights, memory.frame, memory.z, memory.scores)
         again = dataclasses.replace(memory, damping=1e-6, rounds=memory.rounds + 1, residuals=(float(residual),))
         return dataclasses.replace(iterate, kernel=kernel, residual=float(residual), converged=False, memory=again)
 
@@ -362,6 +366,15 @@ def _open(
 def _row(kernel: AbstractKernel, frame: AffineMap, z: Array) -> Float[Array, " 2"]:
     spread = jnp.sqrt(jnp.mean(jnp.var(frame.colour(z), axis=0)))
     return jnp.stack([jnp.asarray(held_bandwidth(kernel), jnp.float64), spread])
+
+
+@eqx.filter_jit
+def _residual(kernel: AbstractKernel, weights: Array, frame: AffineMap, z: Array, scores: Array) -> Array:
+    return largest_residual(equations_at(kernel, z, weights, frame), z, scores)
+
+
+def _halfway(old: Any, new: Any) -> Any:
+    return 0.5 * (old + new) if eqx.is_inexact_array(new) else new
 
 
 _equations = eqx.filter_jit(equations_at)
