@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import steinmatch as sm
-from steinmatch.adaptive.frames import cloud, fit_parent, likely_parents, normal_points
+from steinmatch.adaptive.frames import cloud, normal_points
+from steinmatch.adaptive.parents import fit_parent, likely_parents
 from steinmatch.adaptive.verdict import Error, Verdict, confirmed
 from steinmatch.coordinates import AffineMap
 from steinmatch.solvers.base import Budget, Problem

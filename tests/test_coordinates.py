@@ -45,6 +45,9 @@ FRAMES: dict[str, AbstractFrame] = {
     "order": Order(jnp.array([2, 0, 1])),
     "parent": _parent(),
     "composed": Composed((Order(jnp.array([2, 0, 1])), _parent())),
+    "two parents": Composed(
+        (Composed((Order(jnp.array([2, 0, 1])), _parent())), Composed((Order(jnp.array([1, 2, 0])), _parent())))
+    ),
 }
 TARGET = sm.Target(lambda x: -0.5 * jnp.sum(x**2) - 0.1 * x[0] ** 4 + 0.3 * jnp.sin(x[1] * x[2]), dim=D)
 
@@ -138,7 +141,7 @@ def test_numpy_frames_agree_with_jax(frame, z):
     np.testing.assert_allclose(unplaced(frame, found.x), points, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["affine", "composed"])
+@pytest.mark.parametrize("name", ["affine", "composed", "two parents"])
 def test_numpy_derivatives_agree_with_autodiff(name, z):
     frame = FRAMES[name]
     jacobians, laplacians = derivatives(frame, np.asarray(z))

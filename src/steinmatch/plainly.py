@@ -53,28 +53,49 @@ def placed(frame: AbstractFrame, z: Float[np.ndarray, "n d"]) -> Placed:
 def derivatives(
     frame: AbstractFrame, z: Float[np.ndarray, "n d"]
 ) -> tuple[Float[np.ndarray, "n d d"], Float[np.ndarray, "n d"]]:
-    """T'(z) and the Laplacian of T, coordinate by coordinate, at many points."""
+    """T'(z) and the Laplacian of T, coordinate by coordinate, at many points.
+
+    Of T_1 o T_2, with J the derivative of T_2: T_1' J, and sum_i T_1''[J e_i, J e_i] + T_1' (Laplacian of T_2).
+    """
     n, d = z.shape
     if isinstance(frame, AffineMap):
         return np.broadcast_to(np.asarray(frame.root), (n, d, d)), np.zeros((n, d))
-    assert isinstance(frame, Composed)
-    order, parent = frame.maps
-    assert isinstance(order, Order) and isinstance(parent, Parent)
-    jacobian, laplacian = _parent_derivatives(parent, z)
-    places = np.argsort(np.asarray(order.order))
-    return jacobian[:, places], laplacian[:, places]
+    jacobian, laplacian = None, np.zeros((n, d))
+    for part in _parts(frame)[::-1]:
+        if isinstance(part, Order):
+            places = np.argsort(np.asarray(part.order))
+            jacobian = np.broadcast_to(np.eye(d), (n, d, d)) if jacobian is None else jacobian
+            jacobian, laplacian = jacobian[:, places], laplacian[:, places]
+        else:
+            assert isinstance(part, Parent)
+            jacobian, laplacian = _parent_derivatives(part, z, jacobian, laplacian)
+        z = placed(part, z).x
+    assert jacobian is not None
+    return jacobian, laplacian
 
 
-def _parent_derivatives(frame: Parent, z: Float[np.ndarray, "n d"]) -> tuple[np.ndarray, np.ndarray]:
+def _parts(frame: AbstractFrame) -> list[AbstractFrame]:
+    return [part for found in frame.maps for part in _parts(found)] if isinstance(frame, Composed) else [frame]
+
+
+def _parent_derivatives(
+    frame: Parent,
+    z: Float[np.ndarray, "n d"],
+    inner: Float[np.ndarray, "n d d"] | None,
+    inner_laplacian: Float[np.ndarray, "n d"],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Those of the parent's map after one whose derivative is `inner`, by default the identity's. Its second
+    derivatives are those by the parent twice, and by the parent and another.
+    """
     places, means, scales, shears = (
         np.asarray(part) for part in (frame.places, frame.means, frame.log_scales, frame.shears)
     )
     n, d = z.shape
     x, slope, bend = (weights @ places for weights in _weights(frame.quantiles, z[:, 0]))
     w, dw, ddw = _weights(frame.given, x)
-    scale = np.exp(w @ scales)
-    scaled, change = scale * z[:, 1:], (dw @ scales) * scale * z[:, 1:]
-    turn = (ddw @ scales) * scaled + (dw @ scales) * change
+    scale, rate = np.exp(w @ scales), dw @ scales
+    scaled, change = scale * z[:, 1:], rate * scale * z[:, 1:]
+    turn = (ddw @ scales) * scaled + rate * change
     shear, dshear, ddshear = (np.tensordot(weights, shears, 1) for weights in (w, dw, ddw))
 
     def times(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
@@ -86,8 +107,15 @@ def _parent_derivatives(frame: Parent, z: Float[np.ndarray, "n d"]) -> tuple[np.
     jacobian[:, 0, 0] = slope
     jacobian[:, 1:, 0] = slope[:, None] * first
     jacobian[:, 1:, 1:] = (shear + np.eye(d - 1)) * scale[:, None, :]
-    laplacian = np.concatenate([bend[:, None], bend[:, None] * first + slope[:, None] ** 2 * second], axis=1)
-    return jacobian, laplacian
+    twice = np.concatenate([bend[:, None], bend[:, None] * first + slope[:, None] ** 2 * second], axis=1)
+    if inner is None:
+        return jacobian, twice
+    parent = inner[:, 0]
+    both = scale * times(inner[:, 1:], parent)
+    mixed = slope[:, None] * (times(dshear, both) + rate * both + times(shear, rate * both))
+    laplacian = np.sum(parent**2, axis=1, keepdims=True) * twice + times(jacobian, inner_laplacian)
+    laplacian[:, 1:] += 2.0 * mixed
+    return jacobian @ inner, laplacian
 
 
 def unplaced(frame: AbstractFrame, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:

@@ -88,17 +88,6 @@ class Memory:
     others: tuple[str, ...] = ()  # said of other modes before the fit began anew in a better one
 
 
-def rises(before: Cloud, after: Cloud) -> bool:
-    """Whether the bound rises from one frame to another, on the same points: by more than chance, or with log weights
-    that vary half as much, since the bound of a frame with a bad tail is itself known badly.
-    """
-    rise = after.log_densities - before.log_densities
-    if not np.isfinite(after.scores).all() or not np.mean(rise) > 0.0:
-        return False
-    varying = [float(np.var(points.log_densities + 0.5 * np.sum(points.z**2, axis=1))) for points in (before, after)]
-    return bool(np.mean(rise) > 2.0 * np.std(rise) / np.sqrt(len(rise)) or varying[1] < 0.5 * varying[0])
-
-
 def too_stiff(last: Round, tol: float) -> bool:
     """Whether more trajectories failed than is tolerated, beyond chance.
 

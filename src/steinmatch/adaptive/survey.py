@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from steinmatch.adaptive.frames import BATCH, Cloud, begin_climb, begin_points, cloud
+from steinmatch.adaptive.frames import BATCH, Cloud, Seen, begin_climb, begin_points
 from steinmatch.coordinates import AbstractFrame, AffineMap
 from steinmatch.plainly import placed, unplaced
 from steinmatch.solvers.affine import AffineState, bound_error, raise_bound, usable
@@ -96,17 +96,6 @@ def _tails(inward: Float[np.ndarray, "radii rays"], axes: int, d: int) -> tuple[
     return tuple(notes)
 
 
-class _Seen:
-    """The target as it is seen through a frame, for climbs in the frame's coordinates."""
-
-    def __init__(self, evaluate: Evaluations, frame: AbstractFrame):
-        self.evaluate, self.frame = evaluate, frame
-
-    def __call__(self, z: Float[np.ndarray, "n d"]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n d"]]:
-        found = cloud(self.evaluate, self.frame, z)
-        return found.log_densities, found.scores
-
-
 def look_for_modes(
     evaluate: Evaluations,
     frame: AbstractFrame,
@@ -120,7 +109,7 @@ def look_for_modes(
     """Other modes of a target, one of which the frame describes; `points` are some of the frame's own."""
     d = len(centre)
     rng = np.random.default_rng(seed)
-    seen = _Seen(evaluate, frame)
+    seen = Seen(evaluate, frame)
     chosen = rays.suspects[rng.permutation(len(rays.suspects))[: BATCH // 2]]
     spreads = np.resize(_SPREAD, BATCH)[:, None] * rng.normal(size=(BATCH, d))
     far = np.concatenate([chosen, centre + spreads[::2] * scale])
@@ -175,7 +164,7 @@ def look_for_modes(
 
 
 def _ascend(
-    seen: _Seen, z: Float[np.ndarray, "n d"], spent: Callable[[], bool]
+    seen: Seen, z: Float[np.ndarray, "n d"], spent: Callable[[], bool]
 ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"]]:
     """Points moved up the density, each with a step length of its own, and the log density there."""
     with np.errstate(all="ignore"):
@@ -199,7 +188,7 @@ def _ascend(
     return z, values
 
 
-def _valley(seen: _Seen, one: Float[np.ndarray, " d"], other: Float[np.ndarray, " d"]) -> bool:
+def _valley(seen: Seen, one: Float[np.ndarray, " d"], other: Float[np.ndarray, " d"]) -> bool:
     """Whether the density dips between two points, by the path integral of its score along their segment."""
     steps = np.linspace(0.0, 1.0, BATCH)[:, None]
     with np.errstate(all="ignore"):

@@ -28,7 +28,6 @@ from steinmatch.adaptive.chains import (
     drawn,
     left_behind,
     present,
-    rises,
     starting_points,
     too_stiff,
     usual,
@@ -41,13 +40,12 @@ from steinmatch.adaptive.frames import (
     begin_climb,
     climb,
     cloud,
-    fit_parent,
-    likely_parents,
     normal_points,
 )
+from steinmatch.adaptive.parents import with_parents
 from steinmatch.adaptive.survey import look_along_rays, look_for_modes
 from steinmatch.adaptive.verdict import Error, Verdict, confirmed, judge
-from steinmatch.coordinates import AbstractFrame, AffineMap, PulledBack
+from steinmatch.coordinates import AffineMap, PulledBack
 from steinmatch.features import Linear
 from steinmatch.images import Values, values_at
 from steinmatch.kernels import Whitened
@@ -62,7 +60,6 @@ _MOST_DRAWS = 2**17
 _ENOUGH_TO_SHOW = 4096  # draws of a fit that cannot converge
 _MOST_NUMBERS = 2 * 10**7  # n d of the draws
 _REUSABLE = 2.0  # variance of the log weights of a frame that serves another target
-_BOTH = 15  # dimensions up to which the second likely parent is tried as well
 _HELPS = 0.7  # halved steps must lower the share of failures by this factor, else it is not the steps
 _WARM = 2  # stretches before the first that counts
 _FIRST_STEP = 1.2  # times d^(-1/4): the largest stable leapfrog step of a normal, and its scaling
@@ -195,19 +192,8 @@ class Walk(AbstractStepSolver):
     def _parent(self, memory: Memory) -> Memory:
         assert memory.climbing is not None
         evaluate, affine = memory.evaluate, memory.climbing.frame
-        d = evaluate.target.dim
         rays = look_along_rays(evaluate, affine, self.seed)
-        z = normal_points(FRESH, d, self.seed + 1)
-        frame: AbstractFrame = affine
-        first = points = cloud(evaluate, affine, z)
-        for v in likely_parents(affine, first):
-            richer = fit_parent(evaluate, affine, v, self.seed + 2)
-            there = None if richer is None else cloud(evaluate, richer, z)
-            if there is not None and rises(first, there) and (points is first or rises(points, there)):
-                assert richer is not None
-                frame, points = richer, there
-                if d > _BOTH:
-                    break
+        frame, points = with_parents(evaluate, affine, self.seed)
         phase = "begin" if memory.surveyed else "modes"
         return dataclasses.replace(
             memory, frame=frame, points=points, notes=(*memory.others, *rays.notes), rays=rays, phase=phase

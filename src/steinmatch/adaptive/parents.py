@@ -1,0 +1,254 @@
+"""Parents: coordinates that set place and scale of the rest, as the scale of a hierarchical model does, or a funnel's.
+
+A parent v shows in regressions of the scores: in a good frame s(z) = -z, and in one that lacks the parent
+
+    s_r = b - (1 + 2 delta) z_r + p z_v + 2 a z_v z_r + c (z_v^2 - 1) + ...
+
+with a the log scale and c the curved shift that z_v would give to z_r. For a normal target these coefficients are known
+without noise from a few points, where the moments E[z_v (z_r s_r + 1)] of the same points are far off.
+
+The frame with a parent is made of affine phases of the other coordinates, given the parent at some values, from the
+middle outwards; their bounds are the parent's log marginal density. In a hierarchical model the others given the scale
+are nearly normal, so each takes a step or two. It is kept only if the bound rises on fresh points. A further parent is
+one of the target as it is seen through that frame, and its frame is composed with it.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.interpolate
+import scipy.special
+from jaxtyping import Float
+
+from steinmatch.adaptive.frames import FRESH, Cloud, Seen, batched, cloud, log_weights, normal_points
+from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Parent, Spline
+from steinmatch.solvers.affine import AffineState, Evaluate, bound_error, first_bound, raise_bound, usable
+from steinmatch.targets import Evaluations
+
+_BOTH = 15  # dimensions up to which the second likely parent is tried as well
+_FURTHER = 2  # parents besides the first
+_WORTH = 0.1  # nats that a further parent must promise: each costs as much as several rounds of the walk
+_GOOD = 0.05  # variance of log weights, about twice the divergence from the frame's normal in nats
+_NOISE = 3.0
+_MOST_PLACES = 12  # of a parent, to each side
+_NEGLIGIBLE = 12.0  # nats below the top of its marginal density: 5 sds of a normal
+_SMALL_DROP, _LARGE_DROP = 1.0, 3.5  # of the log marginal between two places: then the next is further, or nearer
+_GIVEN_SWEEPS, _GIVEN_ERROR, _GIVEN_GAIN = 20, 0.02, 0.01
+_NORMAL_GRID = np.linspace(-5.0, 5.0, 41)
+
+
+def with_parents(evaluate: Evaluations, affine: AffineMap, seed: int) -> tuple[AbstractFrame, Cloud]:
+    """The affine frame, or a richer one with parents whose bound is higher on fresh points; and these points."""
+    d = affine.shift.shape[0]
+    z = normal_points(FRESH, d, seed + 1)
+    frame: AbstractFrame = affine
+    first = points = cloud(evaluate, affine, z)
+    for v in likely_parents(affine, first):
+        richer = fit_parent(evaluate, affine, v, seed + 2)
+        there = None if richer is None else cloud(evaluate, richer, z)
+        if there is not None and rises(first, there) and (points is first or rises(points, there)):
+            assert richer is not None
+            frame, points = richer, there
+            if d > _BOTH:
+                break
+    if points is first or not np.isfinite(points.log_densities).all():
+        return frame, points
+    whole = AffineMap(jnp.zeros(d), jnp.eye(d))
+    for _ in range(_FURTHER):
+        likely = likely_parents(whole, points, least=_WORTH)
+        richer = fit_parent(Seen(evaluate, frame), whole, likely[0], seed + 2) if likely else None
+        composed = None if richer is None else Composed((frame, richer))
+        there = None if composed is None else cloud(evaluate, composed, z)
+        if composed is None or there is None or not rises(points, there):
+            break
+        frame, points = composed, there
+    return frame, points
+
+
+def rises(before: Cloud, after: Cloud) -> bool:
+    """Whether the bound rises from one frame to another, on the same points: by more than chance, or with log weights
+    that vary half as much, since the bound of a frame with a bad tail is itself known badly.
+    """
+    rise = after.log_densities - before.log_densities
+    if not np.isfinite(after.scores).all() or not np.mean(rise) > 0.0:
+        return False
+    varying = [float(np.var(log_weights(points))) for points in (before, after)]
+    return bool(np.mean(rise) > 2.0 * np.std(rise) / np.sqrt(len(rise)) or varying[1] < 0.5 * varying[0])
+
+
+def promised_gains(frame: AffineMap, points: Cloud) -> Float[np.ndarray, " d"]:
+    """By how much the bound would rise, to second order, with each coordinate as a parent: |a|^2 + |c|^2 / 2.
+
+    A log scale a z_v of another coordinate has the curvature E[2 z_v^2 z_r^2] = 2, so it gains a^2; a curved shift
+    c (z_v^2 - 1) has the curvature E[(z_v^2 - 1)^2] / 2 = 1, so it gains c^2 / 2.
+    """
+    root = np.asarray(frame.root)
+    covariance, d = root @ root.T, len(root)
+    steady = _steadiness(points)
+    gains = np.zeros(d)
+    for v in range(d):
+        order = np.concatenate([[v], np.delete(np.arange(d), v)])
+        lower = np.linalg.cholesky(covariance[np.ix_(order, order)])
+        rotation = np.linalg.solve(lower, root[order])
+        z, scores = points.z @ rotation.T, points.scores @ rotation.T
+        log_scales, shifts = _lacking(z, scores, steady)
+        gains[v] = np.sum(log_scales**2) + 0.5 * np.sum(shifts**2)
+    return gains
+
+
+def likely_parents(frame: AffineMap, points: Cloud, least: float = 0.0) -> list[int]:
+    """At most two coordinates to try as parents, the best first; none in a frame that is good without.
+
+    A frame is good if log pi(z) + |z|^2 / 2, a constant for a normal, varies little over its points. A parent must
+    promise more than most coordinates do, which is noise, and more than `least`.
+    """
+    d = points.z.shape[1]
+    logs = log_weights(points)
+    logs = np.sort(logs[np.isfinite(logs)])
+    if d < 2 or (len(logs) and float(np.var(logs[len(logs) // 16 :])) < _GOOD):
+        return []
+    gains = promised_gains(frame, points)
+    least = max(least, _NOISE * float(np.median(gains)) * (d > 4), 0.3 * float(gains.max()))
+    return [int(v) for v in np.argsort(-gains) if gains[v] > least][:2]
+
+
+class _Given:
+    """The target of all coordinates but one, given that one; scores and densities as `Evaluations` gives them."""
+
+    def __init__(self, evaluate: Evaluate, v: int, value: float):
+        self.evaluate, self.v, self.value = evaluate, v, value
+
+    def __call__(self, rest: Float[np.ndarray, "n r"]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n r"]]:
+        values, scores = self.evaluate(np.insert(rest, self.v, self.value, axis=1))
+        return values, np.delete(scores, self.v, axis=1)
+
+
+def fit_parent(evaluate: Evaluate, frame: AffineMap, v: int, seed: int) -> AbstractFrame | None:
+    """The frame with coordinate v as the parent of all others; None where it cannot be solved for."""
+    d = frame.shift.shape[0]
+    order = np.concatenate([[v], np.delete(np.arange(d), v)]).astype(int)
+    root = np.asarray(frame.root)
+    lower = np.linalg.cholesky((root @ root.T)[np.ix_(order, order)])
+    centre = np.asarray(frame.shift)[order]
+    z = normal_points(batched(2 * d), d - 1, seed)
+    first = _conditional(
+        _Given(evaluate, v, centre[0]), AffineMap(jnp.asarray(centre[1:]), jnp.asarray(lower[1:, 1:])), z
+    )
+    if first is None:
+        return None
+    known = [(float(centre[0]), first)]
+    for side in (1.0, -1.0):
+        known = _outwards(evaluate, v, known, side * float(lower[0, 0]), z)
+    if len(known) < 4:
+        return None
+    knots = np.array([place for place, _ in known])
+    means = np.stack([np.asarray(state.frame.shift) for _, state in known])
+    roots = np.stack([np.asarray(state.frame.root) for _, state in known])
+    scales = np.diagonal(roots, axis1=1, axis2=2)
+    quantiles = _quantiles(knots, np.array([state.bound.value for _, state in known]), centre[0], lower[0, 0])
+    parent = Parent(
+        Spline.over(_NORMAL_GRID),
+        jnp.asarray(quantiles),
+        Spline.over(knots),
+        jnp.asarray(means),
+        jnp.asarray(np.log(np.abs(scales))),
+        jnp.asarray(np.tril(roots / scales[:, None, :], -1)),
+    )
+    return Composed((Order(jnp.asarray(order)), parent))
+
+
+def _outwards(
+    evaluate: Evaluate, v: int, known: list[tuple[float, AffineState]], step: float, z: Float[np.ndarray, "k r"]
+) -> list[tuple[float, AffineState]]:
+    """Further values of the parent to one side, until its marginal density is negligible; sorted by value."""
+    side = 1 if step > 0.0 else -1
+    path = known[::side]
+    top = max(state.bound.value for _, state in path)
+    for _ in range(_MOST_PLACES):
+        place, state = path[-1]
+        there = place + step
+        following = _conditional(_Given(evaluate, v, there), _carried(path, there), z)
+        if following is None:
+            break
+        path.append((there, following))
+        top = max(top, following.bound.value)
+        drop = state.bound.value - following.bound.value
+        if np.isnan(drop):  # a score alone: as far as the affine frame reaches
+            if len(path) > 4:
+                break
+        elif top - following.bound.value > _NEGLIGIBLE:
+            break
+        elif drop < _SMALL_DROP:
+            step *= 2.0
+        elif drop > _LARGE_DROP:
+            step *= 0.6
+    return path[::side]
+
+
+def _carried(path: list[tuple[float, AffineState]], there: float) -> AffineMap:
+    """Where the next conditional affine phase begins: what the last two were, continued in a straight line."""
+    place, frame = path[-1][0], path[-1][1].frame
+    if len(path) < 2:
+        return frame
+    share = (there - place) / (place - path[-2][0])
+    last = path[-2][1].frame
+    ratio = np.abs(np.diagonal(np.asarray(frame.root)) / np.diagonal(np.asarray(last.root)))
+    root = np.asarray(frame.root) * np.clip(ratio**share, 0.2, 5.0)[None, :]
+    return AffineMap(frame.shift + share * (frame.shift - last.shift), jnp.asarray(root))
+
+
+def _conditional(evaluate: _Given, begun: AffineMap, z: Float[np.ndarray, "k r"]) -> AffineState | None:
+    """An affine phase of the other coordinates, to where it matters no more."""
+    state = first_bound(evaluate, z, z, np.asarray(begun.shift), np.ones(z.shape[1]), (1.0,), False, begun)
+    for _ in range(_GIVEN_SWEEPS):
+        if not usable(state.bound):
+            return None
+        if bound_error(state) < _GIVEN_ERROR:
+            break
+        state, _, done = raise_bound(evaluate, state, _GIVEN_ERROR)
+        if done or state.gains[-1] < _GIVEN_GAIN:
+            break
+    return state if usable(state.bound) else None
+
+
+def _quantiles(
+    knots: Float[np.ndarray, " k"], log_marginal: Float[np.ndarray, " k"], centre: float, sd: float
+) -> Float[np.ndarray, " q"]:
+    """The quantile function of the parent at normal scores, from its log marginal density at the knots; a normal one
+    where that density is not known, or does not fall at both ends.
+    """
+    normal = centre + sd * _NORMAL_GRID
+    slopes = np.diff(log_marginal) / np.diff(knots)
+    if not np.isfinite(log_marginal).all() or not (slopes[0] > 0.1 / sd and slopes[-1] < -0.1 / sd):
+        return normal
+    reach = 30.0 / min(slopes[0], -slopes[-1])
+    grid = np.linspace(knots[0] - min(reach, 20.0 * sd), knots[-1] + min(reach, 20.0 * sd), 8001)
+    logs = scipy.interpolate.CubicSpline(knots, log_marginal, bc_type="natural")(np.clip(grid, knots[0], knots[-1]))
+    logs = logs + slopes[0] * np.minimum(grid - knots[0], 0.0) + slopes[-1] * np.maximum(grid - knots[-1], 0.0)
+    density = np.exp(logs - logs.max())
+    mass = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]))])
+    increasing = np.concatenate([[True], np.diff(mass) > 1e-14 * mass[-1]])
+    places = np.interp(scipy.special.ndtr(_NORMAL_GRID), mass[increasing] / mass[-1], grid[increasing])
+    return places if np.all(np.diff(places) > 0.0) else normal
+
+
+def _steadiness(points: Cloud) -> Float[np.ndarray, " n"]:
+    """Weights of points in regressions: less for those where the frame is far off, after Huber."""
+    off = np.linalg.norm(points.scores + points.z, axis=1)
+    off = np.where(np.isfinite(off), off, np.inf)
+    with np.errstate(all="ignore"):
+        weights = np.minimum(1.0, 3.0 * np.median(off) / np.maximum(off, 1e-300))
+    return np.where(np.isfinite(off), weights, 0.0)
+
+
+def _lacking(z: np.ndarray, scores: np.ndarray, steady: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The coefficients a and c of all other coordinates, the first being the parent."""
+    n, d = z.shape
+    parent, finite = z[:, :1], np.where(np.isfinite(scores), scores, 0.0)
+    log_scales, shifts = np.zeros(d - 1), np.zeros(d - 1)
+    for r in range(1, d):
+        own = z[:, [r]]
+        design = np.concatenate([np.ones((n, 1)), own, parent, parent * own, parent**2 - 1.0], axis=1)
+        product = (design * steady[:, None]).T
+        found = np.linalg.solve(product @ design + 1e-9 * n * np.eye(5), product @ finite[:, r])
+        log_scales[r - 1], shifts[r - 1] = 0.5 * found[3], found[4]
+    return log_scales, shifts
