@@ -184,6 +184,7 @@ def _unplaced_by_parent(frame: Parent, x: Float[np.ndarray, "n d"]) -> Float[np.
         first = first - (value - x[:, 0]) / slope
     w, _, _ = _weights(frame.given, x[:, 0])
     centred = x[:, 1:] - w @ np.asarray(frame.means)
-    unit = np.tensordot(w, np.asarray(frame.shears), 1) + np.eye(centred.shape[1])
-    rest = np.linalg.solve(unit, centred[:, :, None])[:, :, 0]
+    shear, rest = np.tensordot(w, np.asarray(frame.shears), 1), centred.copy()
+    for i in range(1, rest.shape[1]):  # unit lower triangular; points beyond all measure may overflow, and then say so
+        rest[:, i] -= np.einsum("nj,nj->n", shear[:, i, :i], rest[:, :i])
     return np.concatenate([first[:, None], np.exp(-w @ np.asarray(frame.log_scales)) * rest], axis=1)

@@ -29,8 +29,9 @@ class Round:
     ess: float  # of the weights
     memory: float  # share of variance that chains remember of their start
     acceptance: float
+    trajectories: int  # the other draws are leaps
     stiff: float  # share of trajectories whose steps were too long for where they went
-    halved: bool  # so that steps were halved, and the draws given up
+    shortened: bool  # so that steps were shortened, and the draws given up
     n_gradients: int
     seconds: float
 
@@ -63,6 +64,7 @@ class Chains:
     values: tuple[Values, ...] = ()
     transitions: int = 0
     wanted: int = 0  # transitions of the next verdict
+    leaping: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +96,8 @@ def too_stiff(last: Round, tol: float) -> bool:
     Where a part of mass e cannot be entered, about e / 2 of the trajectories fail at its edge; at three sds from the
     centre it would shift a mean by 3 e, which must be within tol / 3: at most tol / 18 may fail.
     """
-    expected = last.n_draws * tol / 18.0
-    return bool(last.n_draws * last.stiff > expected + 2.0 * np.sqrt(expected) + 1.0)
+    expected = last.trajectories * tol / 18.0
+    return bool(last.trajectories * last.stiff > expected + 2.0 * np.sqrt(expected) + 1.0)
 
 
 def present(memory: Memory, seed: int) -> np.ndarray | None:
@@ -123,12 +125,12 @@ def starting_points(points: Cloud, groups: int, seed: int) -> np.ndarray:
     return np.minimum(np.searchsorted(np.cumsum(weights), comb), len(weights) - 1)
 
 
-def usual(chains: Chains, name: str) -> float:
-    """The mean of a statistic over transitions with steps of the usual length."""
+def usual(chains: Chains, name: str) -> np.ndarray:
+    """A statistic of each transition by trajectories with steps of the usual length."""
     values, caution = (
         np.concatenate([np.asarray(getattr(s, part)) for s in chains.stretches]) for part in (name, "caution")
     )
-    return float(np.mean(values[caution == 1.0]))
+    return values[caution == 1.0]
 
 
 def drawn(chains: Chains) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

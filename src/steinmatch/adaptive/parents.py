@@ -26,7 +26,7 @@ from steinmatch.targets import Evaluations
 
 _BOTH = 15  # dimensions up to which the second likely parent is tried as well
 _FURTHER = 2  # parents besides the first
-_WORTH = 0.1  # nats that a further parent must promise: each costs as much as several rounds of the walk
+_WORTH = 0.004  # nats a dimension that a further parent must promise: it costs about 50 gradients a dimension
 _GOOD = 0.05  # variance of log weights, about twice the divergence from the frame's normal in nats
 _NOISE = 3.0
 _MOST_PLACES = 12  # of a parent, to each side
@@ -54,7 +54,7 @@ def with_parents(evaluate: Evaluations, affine: AffineMap, seed: int) -> tuple[A
         return frame, points
     whole = AffineMap(jnp.zeros(d), jnp.eye(d))
     for _ in range(_FURTHER):
-        likely = likely_parents(whole, points, least=_WORTH)
+        likely = likely_parents(whole, points, least=_WORTH * d)
         richer = fit_parent(Seen(evaluate, frame), whole, likely[0], seed + 2) if likely else None
         composed = None if richer is None else Composed((frame, richer))
         there = None if composed is None else cloud(evaluate, composed, z)

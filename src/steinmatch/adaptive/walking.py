@@ -42,6 +42,7 @@ from steinmatch.adaptive.frames import (
     cloud,
     normal_points,
 )
+from steinmatch.adaptive.leaps import CYCLE, leap, leaping
 from steinmatch.adaptive.parents import with_parents
 from steinmatch.adaptive.survey import look_along_rays, look_for_modes
 from steinmatch.adaptive.verdict import Error, Verdict, confirmed, judge
@@ -60,7 +61,8 @@ _MOST_DRAWS = 2**17
 _ENOUGH_TO_SHOW = 4096  # draws of a fit that cannot converge
 _MOST_NUMBERS = 2 * 10**7  # n d of the draws
 _REUSABLE = 2.0  # variance of the log weights of a frame that serves another target
-_HELPS = 0.7  # halved steps must lower the share of failures by this factor, else it is not the steps
+_SHORTER = 4.0  # factor of steps that were too long for where they went
+_HELPS = 0.7  # shorter steps must lower the share of failures by this factor, else it is not the steps
 _WARM = 2  # stretches before the first that counts
 _FIRST_STEP = 1.2  # times d^(-1/4): the largest stable leapfrog step of a normal, and its scaling
 
@@ -227,23 +229,28 @@ class Walk(AbstractStepSolver):
             memory.evaluate.n_gradients += len(points.z) * pulled.gradients_a_value
         start = (points.z[:: self.siblings], points.scores[:: self.siblings])
         log_step = jnp.asarray(np.log(_FIRST_STEP * d**-0.25))
-        chains = Chains(pulled, states, log_step, (*start, values_at(pulled, *start, CHUNK * len(points.z))))
+        values = values_at(pulled, *start, CHUNK * len(points.z))
+        chains = Chains(pulled, states, log_step, (*start, values), leaping=leaping(memory.points))
         return dataclasses.replace(memory, chains=self._warmed(memory, chains), phase="walk")
 
     def _warmed(self, memory: Memory, chains: Chains) -> Chains:
         """Transitions that adapt the step size and let the chains forget where they began."""
-        for k in range(_WARM):
+        for k in range(1 if chains.leaping else _WARM):
             gains = 1.0 / np.sqrt(1.0 + k * CHUNK + np.arange(CHUNK))
             stretch = self._advanced(memory, chains, gains)
             chains = dataclasses.replace(
                 chains, states=stretch.states, log_step=stretch.log_step, transitions=chains.transitions + CHUNK
             )
         least = -(-self.least_draws // (self.groups * self.siblings))
-        return dataclasses.replace(chains, wanted=CHUNK * max(1, -(-least // CHUNK)))
+        return dataclasses.replace(chains, wanted=CHUNK * max(2 if chains.leaping else 1, -(-least // CHUNK)))
 
     def _advanced(self, memory: Memory, chains: Chains, gains: np.ndarray) -> Stretch:
-        """One stretch of all chains, counted; every second one begins cautiously."""
-        cautious = jnp.asarray(chains.transitions // CHUNK % 2 == 0)
+        """One stretch of all chains, counted: leaps, or trajectories, every second one of which begins cautiously."""
+        turn = chains.transitions // CHUNK
+        if chains.leaping and turn % CYCLE != 1:
+            rng = np.random.default_rng([self.seed % 2**32, turn])
+            return leap(memory.evaluate, chains.target.frame, chains.states, chains.log_step, rng)
+        cautious = jnp.asarray(turn % 2 == 0)
         key = self._key(chains)
         stretch = advance(chains.target, chains.states, key, chains.log_step, jnp.asarray(gains), cautious)
         leaps = int(np.sum(np.asarray(stretch.leaps)))
@@ -301,15 +308,17 @@ class Walk(AbstractStepSolver):
         have = len(chains.stretches)
         kept = have if verdict.mixed else have // 2
         last = memory.rounds[-1]
-        log_step = chains.log_step + np.clip(last.acceptance - ACCEPTANCE, -0.5, 0.0)
-        if too_stiff(last, self.tol):  # what was not entered because of long steps is missing from all draws
-            halved = [found.stiff for found in memory.rounds if found.halved]
-            if not halved or last.stiff < _HELPS * halved[-1]:
-                kept, log_step = 0, log_step - np.log(2.0)
-                memory = dataclasses.replace(
-                    memory, rounds=(*memory.rounds[:-1], dataclasses.replace(last, halved=True))
-                )
-        chains = dataclasses.replace(chains, log_step=jnp.asarray(log_step))
+        shortened = [found.stiff for found in memory.rounds if found.shortened]
+        log_step = chains.log_step + np.clip(last.acceptance - ACCEPTANCE, -0.5, 0.0 if shortened else 0.2)
+        if too_stiff(last, self.tol) and (not shortened or last.stiff < _HELPS * shortened[-1]):
+            # What was not entered because of long steps is missing from all draws.
+            kept, log_step = 0, log_step - np.log(_SHORTER)
+            memory = dataclasses.replace(
+                memory, rounds=(*memory.rounds[:-1], dataclasses.replace(last, shortened=True))
+            )
+        z, scores, densities = drawn(chains)
+        leaps = chains.leaping and memory.points is not None and leaping(memory.points, Cloud(z, densities, scores))
+        chains = dataclasses.replace(chains, log_step=jnp.asarray(log_step), leaping=leaps)
         needed = 1.1 * have * (2.0 * verdict.error.largest / self.tol) ** 2
         wanted = 2 * have if not np.isfinite(needed) else int(np.ceil(np.clip(needed, 1.25 * have, 2.0 * have)))
         chains = dataclasses.replace(
@@ -324,6 +333,7 @@ class Walk(AbstractStepSolver):
         assert memory.chains is not None
         now = time.monotonic()
         gradients = memory.evaluate.n_gradients
+        stiff = usual(memory.chains, "stiff")
         found = Round(
             name=f"round {len(memory.rounds) + 1}",
             n_draws=layout.n,
@@ -331,9 +341,10 @@ class Walk(AbstractStepSolver):
             family=verdict.family,
             ess=verdict.ess,
             memory=verdict.memory,
-            acceptance=usual(memory.chains, "acceptance"),
-            stiff=usual(memory.chains, "stiff"),
-            halved=False,
+            acceptance=float(usual(memory.chains, "acceptance").mean()),
+            trajectories=stiff.size * self.groups * self.siblings,
+            stiff=float(stiff.mean()),
+            shortened=False,
             n_gradients=gradients - memory.counted,
             seconds=now - memory.clock,
         )
