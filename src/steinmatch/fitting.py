@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from steinmatch._checks import as_particles, known_name, positive_integer, positive_number
 from steinmatch._linalg import numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
-from steinmatch.adaptive import Error, Round, Walk, Walked
+from steinmatch.adaptive import BATCH, Error, Round, Walk, Walked, batch_of
 from steinmatch.certificate import Certificate, certify
 from steinmatch.coordinates import AffineMap, PulledBack
 from steinmatch.features import Linear, LinearRandom
@@ -66,7 +66,6 @@ _SOLVERS: dict[str, Callable[[], AbstractSolver]] = {
     "walk": Walk,
 }
 _MOST_IN_EQUATIONS = 600
-_STARTS = 16  # points at which the automatic fit first looks at a target
 _PARTICLES_A_FEATURE = 1.4  # of a refined fit, at least: with hardly more particles than features a root may not exist
 
 
@@ -360,9 +359,11 @@ def _automatic(
     if solver is None:
         solver = Walk(tol, least_draws=n or 1, seed=seed, centred=init is not None, resume=earlier)
     if solver.resume is None:
-        count = _STARTS if init is None else (None if earlier is not None else n)
-        particles = np.asarray(_start(target, count, init, jax.random.key(seed), some=True))
-        starts = len(particles)
+        count = None if earlier is not None else n
+        start = np.random.default_rng(seed).normal(size=(BATCH, target.dim)) if init is None else init
+        batch = batch_of(target.dim)
+        particles = np.asarray(_start(target, None if init is None else count, start, jax.random.key(seed), batch))
+        starts = len(particles) + -len(particles) % batch
     else:
         particles = solver.resume.z[:1]
     problem = Problem(target, Linear(), jnp.full(len(particles), 1.0 / len(particles)))
@@ -381,7 +382,7 @@ def _automatic(
         particles, weights, error = _drawn(target, particles, weights, error, n, seed)
     kernel = found.kernel
     if walked is not None and found.frame is None:  # a frame that is not affine: linear features of the particles' own
-        kernel = Whitened(Linear(), AffineMap.of_particles(jnp.asarray(particles), jnp.asarray(weights)))
+        kernel = Whitened(Linear(), _spread_of(particles, weights))
     return Fit(
         target=target,
         kernel=plain(kernel),
@@ -402,6 +403,16 @@ def _automatic(
         rounds=() if walked is None else walked.rounds,
         walked=walked,
     )
+
+
+def _spread_of(particles: np.ndarray, weights: np.ndarray) -> AffineMap:
+    """Mean and root of the covariance: `AffineMap.of_particles`, without compiling it."""
+    mean = weights @ particles
+    centred = np.sqrt(weights)[:, None] * (particles - mean)
+    try:
+        return AffineMap(jnp.asarray(mean), jnp.asarray(np.linalg.cholesky(centred.T @ centred)))
+    except np.linalg.LinAlgError:
+        return AffineMap.of_particles(jnp.asarray(particles), jnp.asarray(weights))
 
 
 def _drawn(
@@ -446,9 +457,11 @@ def _named(value: Any, kind: type, known: dict[str, Callable], what: str) -> Any
 
 
 def _start(
-    target: AbstractTarget, n_particles: int | None, init: Any, key: PRNGKeyArray, some: bool = False
+    target: AbstractTarget, n_particles: int | None, init: Any, key: PRNGKeyArray, some: int = 0
 ) -> Float[Array, "n d"]:
-    """The checked start: shapes, finite values, and finite log densities and scores, at all particles or at some."""
+    """The checked start: shapes, finite values, and finite log densities and scores, at all particles; or at some of
+    them, which are evaluated in batches of this size.
+    """
     n = 100 if n_particles is None else positive_integer(n_particles, "n_particles", "fit")
     if init is None:
         particles = plain(jax.random.normal(key, (n, target.dim), jnp.float64))
@@ -456,7 +469,7 @@ def _start(
         particles = as_particles(init(key, n) if callable(init) else init, "fit (init)", target.dim)
         if n_particles is not None and particles.shape[0] != n:
             raise ValueError(f"fit: n_particles={n}, but init holds {particles.shape[0]} particles; give one of them.")
-    densities, scores = Evaluations(target, min(len(particles), 64))(np.asarray(particles))
+    densities, scores = Evaluations(target, some or min(len(particles), 64))(np.asarray(particles))
     densities = np.zeros(len(particles)) if target.log_density is None else densities
     for values, name in ((densities, "log density"), (scores, "gradient of the log density")):
         bad = ~np.isfinite(values.reshape(len(particles), -1)).all(axis=1)

@@ -11,13 +11,13 @@ parameter per 1000 gradients on radon, 68, 109, 92, 25 on rats, 8, 8, 10, 7 on a
 nothing for an adaptation of lengths (ChEES) to find; a better frame is what helps.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from blackjax.mcmc import hmc
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from steinmatch.coordinates import PulledBack
@@ -25,47 +25,73 @@ from steinmatch.coordinates import PulledBack
 CHUNK = 4  # transitions of one compiled scan
 TRAJECTORY = 0.5 * np.pi
 ACCEPTANCE = 0.8
-_CAUTION = 0.25
-_STIFF = 1e-3  # acceptance: at a mean of 0.8 the energy error is .06 +- .35, and this is 20 of its sds away
-_MOST_LEAPS = 256  # of one trajectory
-_KERNEL = hmc.build_kernel()
+CAUTION = 0.25
+STIFF = 1e-3  # acceptance: at a mean of 0.8 the energy error is .06 +- .35, and this is 20 of its sds away
+MOST_LEAPS = 256  # of one trajectory
+
+
+class States(NamedTuple):
+    """Where chains stand."""
+
+    z: Any  # (c, d)
+    log_densities: Any
+    scores: Any
 
 
 class Stretch(NamedTuple):
     """Some transitions of all chains."""
 
-    states: Any  # BlackJAX's HMCState, after the last one
-    log_step: Float[Array, ""]
-    z: Float[Array, "t c d"]
-    scores: Float[Array, "t c d"]  # of the pulled-back density
-    log_densities: Float[Array, "t c"]
-    acceptance: Float[Array, " t"]
-    caution: Float[Array, " t"]  # factor of the step
-    stiff: Float[Array, " t"]  # share of trajectories that left the energy by so much that their steps were too long
-    leaps: Float[Array, " t"]  # gradients of each chain
+    states: States  # after the last one
+    log_step: float
+    z: Float[np.ndarray, "t c d"]
+    scores: Float[np.ndarray, "t c d"]  # of the pulled-back density
+    log_densities: Float[np.ndarray, "t c"]
+    acceptance: Float[np.ndarray, " t"]
+    caution: Float[np.ndarray, " t"]  # factor of the step
+    stiff: Float[np.ndarray, " t"]  # share of trajectories that left the energy by so much: their steps were too long
+    leaps: Float[np.ndarray, " t"]  # gradients of each chain
+
+
+@cache
+def _hmc() -> Any:
+    """BlackJAX's, imported when used."""
+    from blackjax.mcmc import hmc
+
+    return hmc, hmc.build_kernel()
 
 
 @eqx.filter_jit
-def begin(target: PulledBack, z: Float[Array, "c d"]) -> Any:
+def begin(target: PulledBack, z: Float[Array, "c d"]) -> States:
     """The states of chains that start at z: one gradient each."""
-    return jax.vmap(lambda point: hmc.init(point, target.log_density))(z)
+    hmc, _ = _hmc()
+    return States(*jax.vmap(lambda point: hmc.init(point, target.log_density))(z))
 
 
-@eqx.filter_jit
 def advance(
-    target: PulledBack,
-    states: Any,
-    key: PRNGKeyArray,
-    log_step: Float[Array, ""],
-    gains: Float[Array, " t"],
-    cautious: Bool[Array, ""],
+    target: PulledBack, states: States, key: PRNGKeyArray, log_step: float, gains: np.ndarray, cautious: bool
 ) -> Stretch:
     """As many transitions as there are `gains`; the step size follows the acceptance by these gains, 0 being none.
 
     If `cautious`, the first transition is one of short steps: chains that have come to where the density is stiff, and
     where long steps are all rejected, get away from there.
     """
-    chains, d = states.position.shape
+    given = (States(*map(jnp.asarray, states)), key, jnp.asarray(log_step), jnp.asarray(gains), jnp.asarray(cautious))
+    states, last_step, rows = _advance(target, *given)
+    z, scores, *others = (np.asarray(row) for row in rows)
+    return Stretch(States(*map(np.asarray, states)), float(last_step), z, scores, *others)
+
+
+@eqx.filter_jit
+def _advance(
+    target: PulledBack,
+    states: States,
+    key: PRNGKeyArray,
+    log_step: Float[Array, ""],
+    gains: Float[Array, " t"],
+    cautious: Bool[Array, ""],
+) -> tuple[States, Array, tuple]:
+    hmc, kernel = _hmc()
+    chains, d = states.z.shape
     metric = jnp.ones(d, jnp.float64)
 
     def transition(carry: tuple, inputs: tuple) -> tuple:
@@ -74,19 +100,19 @@ def advance(
         jitter_key, chain_key = jax.random.split(key)
         step = jnp.exp(log_step)
         length = TRAJECTORY * jax.random.uniform(jitter_key, dtype=jnp.float64, minval=0.5, maxval=1.5)
-        leaps = jnp.clip(jnp.ceil(length / step), 1, _MOST_LEAPS).astype(jnp.int32)
+        leaps = jnp.clip(jnp.ceil(length / step), 1, MOST_LEAPS).astype(jnp.int32)
 
-        def one(key: PRNGKeyArray, state: hmc.HMCState) -> tuple:
-            return _KERNEL(key, state, target.log_density, caution * step, metric, leaps)  # type: ignore[arg-type]
+        def one(key: PRNGKeyArray, state: Any) -> tuple:
+            return kernel(key, state, target.log_density, caution * step, metric, leaps)
 
         moved, info = jax.vmap(one)(jax.random.split(chain_key, chains), states)
         accepted = jnp.mean(jnp.nan_to_num(info.acceptance_rate))
-        stiff = jnp.mean(jnp.where(info.acceptance_rate >= _STIFF, 0.0, 1.0))
+        stiff = jnp.mean(jnp.where(info.acceptance_rate >= STIFF, 0.0, 1.0))
         row = (moved.position, moved.logdensity_grad, moved.logdensity, accepted, caution, stiff, leaps)
         follow = jnp.where(caution < 1.0, 0.0, gain)
         return (moved, log_step + follow * (accepted - ACCEPTANCE)), row
 
     keys = jax.random.split(key, gains.shape[0])
-    caution = jnp.where((jnp.arange(gains.shape[0]) == 0) & cautious, _CAUTION, 1.0)
-    (states, log_step), rows = jax.lax.scan(transition, (states, log_step), (keys, gains, caution))
-    return Stretch(states, log_step, *rows)
+    caution = jnp.where((jnp.arange(gains.shape[0]) == 0) & cautious, CAUTION, 1.0)
+    (moved, log_step), rows = jax.lax.scan(transition, (hmc.HMCState(*states), log_step), (keys, gains, caution))
+    return States(*moved), log_step, rows

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from steinmatch.adaptive.frames import FRESH, Cloud, normal_points
 from steinmatch.adaptive.survey import Rays
@@ -14,7 +14,7 @@ from steinmatch.images import Values
 from steinmatch.plainly import placed
 from steinmatch.solvers.affine import AffineState
 from steinmatch.targets import Evaluations
-from steinmatch.walks import Stretch
+from steinmatch.walks import States, Stretch
 from steinmatch.weights import Layout
 
 
@@ -57,8 +57,8 @@ class Chains:
     """Chains on their way."""
 
     target: PulledBack
-    states: Any  # BlackJAX's HMCState
-    log_step: Array
+    states: States
+    log_step: float
     start: tuple[np.ndarray, np.ndarray, Values]
     stretches: tuple[Stretch, ...] = ()
     values: tuple[Values, ...] = ()
@@ -134,7 +134,7 @@ def usual(chains: Chains, name: str) -> np.ndarray:
 
 
 def drawn(chains: Chains) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    d = chains.states.position.shape[1]
+    d = chains.states.z.shape[1]
     z, scores = (np.concatenate([np.asarray(getattr(s, name)) for s in chains.stretches]) for name in ("z", "scores"))
     densities = np.concatenate([np.asarray(s.log_densities) for s in chains.stretches])
     return z.reshape(-1, d), scores.reshape(-1, d), densities.ravel()
@@ -145,7 +145,7 @@ def left_behind(memory: Memory, error: Error, verdict: Verdict | None) -> Walked
     if verdict is None or chains is None:
         return None
     z, scores, densities = drawn(chains)
-    n_chains, groups = len(chains.states.position), len(chains.start[0])
+    n_chains, groups = len(chains.states.z), len(chains.start[0])
     return Walked(
         error=error,
         rounds=memory.rounds,

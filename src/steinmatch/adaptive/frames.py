@@ -50,6 +50,11 @@ def batched(n: int) -> int:
     return -(-n // BATCH) * BATCH
 
 
+def batch_of(d: int) -> int:
+    """How many points of a target of d dimensions are evaluated at once."""
+    return min(64, batched(2 * d + 2))
+
+
 def begin_points(d: int) -> int:
     """How many points an affine phase begins with."""
     return min(_DIAGONAL_POINTS, batched(2 * d + 2))

@@ -1,22 +1,26 @@
-"""Leaps: independent proposals from the frame's own normal, accepted by Metropolis and Hastings.
+"""Transitions of chains in NumPy, over batches of points for which the target has been compiled already.
+
+Leaps are independent proposals from the frame's own normal, accepted by Metropolis and Hastings:
 
     z' ~ N(0, I),   accepted with probability min(1, w(z') / w(z)),   w(z) = pi(z) / N(z; 0, I)
 
 Where the frame is good most of them are accepted, and a draw that has forgotten the last costs one gradient, not a
 trajectory of them. Alone they would take for ever to enter tails heavier than a normal's, so that trajectories of
-Hamiltonian Monte Carlo come between; both leave the target invariant. By hand, since BlackJAX's independent proposals
-(`irmh`) carry no scores, which the Stein weights need; and since the target has already been compiled for such points.
+Hamiltonian Monte Carlo come between; both leave the target invariant. BlackJAX's independent proposals (`irmh`) carry
+no scores, which the Stein weights need.
+
+`stride` is what `walks.advance` does with BlackJAX's kernel, which must be compiled for each target and frame: 2 to 5 s
+of a fit of 4 to 10 s (measured on two cores), for less than a second of walking. So short walks are done here, and long
+ones, and those of scores without a log density, there.
 """
 
-import jax.numpy as jnp
 import numpy as np
-from blackjax.mcmc.hmc import HMCState
-from jaxtyping import Array, Float
+from jaxtyping import Bool, Float
 
 from steinmatch.adaptive.frames import Cloud, cloud, log_weights
 from steinmatch.coordinates import AbstractFrame
 from steinmatch.targets import Evaluations
-from steinmatch.walks import CHUNK, Stretch
+from steinmatch.walks import ACCEPTANCE, CAUTION, CHUNK, MOST_LEAPS, STIFF, TRAJECTORY, States, Stretch
 
 CYCLE = 3  # stretches: trajectories, then leaps
 _STUCK = 0.01  # acceptance at a draw that would be repeated by a hundred leaps, were it not for trajectories
@@ -43,26 +47,61 @@ def leaping(points: Cloud, draws: Cloud | None = None) -> bool:
 
 
 def leap(
-    evaluate: Evaluations, frame: AbstractFrame, states: HMCState, log_step: Array, rng: np.random.Generator
+    evaluate: Evaluations, frame: AbstractFrame, states: States, log_step: float, rng: np.random.Generator
 ) -> Stretch:
     """A stretch of leaps of all chains."""
-    z, densities, scores = (np.asarray(part) for part in states)
-    chains, d = z.shape
+    chains, d = states.z.shape
     proposed = cloud(evaluate, frame, rng.normal(size=(CHUNK * chains, d)))
     finite = np.isfinite(proposed.log_densities) & np.isfinite(proposed.scores).all(axis=1)
     logs = np.where(finite, log_weights(proposed), -np.inf).reshape(CHUNK, chains)
     uniform = np.log(rng.uniform(size=(CHUNK, chains)))
     parts = [part.reshape(CHUNK, chains, *part.shape[1:]) for part in proposed]
     rows, accepted = [], []
-    now = (z, densities, scores)
     for t in range(CHUNK):
-        moves = uniform[t] < logs[t] - log_weights(Cloud(*now))
-        now = tuple(
-            np.where(moves.reshape(-1, *[1] * (old.ndim - 1)), new[t], old) for old, new in zip(now, parts, strict=True)
-        )
-        rows.append(now)
+        moves = uniform[t] < logs[t] - log_weights(Cloud(*states))
+        states = _moved(states, States(*(part[t] for part in parts)), moves)
+        rows.append(states)
         accepted.append(moves.mean())
-    drawn = [jnp.asarray(np.stack(part)) for part in zip(*rows, strict=True)]
-    zeros = jnp.zeros(CHUNK)
-    states = HMCState(*map(jnp.asarray, now))  # type: ignore[arg-type]
-    return Stretch(states, log_step, drawn[0], drawn[2], drawn[1], jnp.asarray(accepted), zeros, zeros, zeros + 1)
+    zeros = np.zeros(CHUNK)
+    return _stretch(rows, log_step, np.array(accepted), zeros, zeros, zeros + 1.0)
+
+
+def stride(
+    evaluate: Evaluations,
+    frame: AbstractFrame,
+    states: States,
+    log_step: float,
+    gains: Float[np.ndarray, " t"],
+    cautious: bool,
+    rng: np.random.Generator,
+) -> Stretch:
+    """Trajectories of Hamiltonian Monte Carlo, as in `walks.advance`."""
+    rows, statistics = [], []
+    for t, gain in enumerate(gains):
+        step, caution = np.exp(log_step), CAUTION if cautious and t == 0 else 1.0
+        leaps = int(np.clip(np.ceil(TRAJECTORY * rng.uniform(0.5, 1.5) / step), 1, MOST_LEAPS))
+        momentum = rng.normal(size=states.z.shape)
+        energy = 0.5 * np.sum(momentum**2, axis=1) - states.log_densities
+        there = Cloud(*states)
+        with np.errstate(all="ignore"):
+            for _ in range(leaps):
+                momentum = momentum + 0.5 * caution * step * there.scores
+                there = cloud(evaluate, frame, there.z + caution * step * momentum)
+                momentum = momentum + 0.5 * caution * step * there.scores
+            lost = 0.5 * np.sum(momentum**2, axis=1) - there.log_densities - energy
+            acceptance = np.where(np.isfinite(lost), np.exp(-np.maximum(lost, 0.0)), 0.0)
+        states = _moved(states, States(*there), rng.uniform(size=len(acceptance)) < acceptance)
+        rows.append(states)
+        accepted = float(acceptance.mean())
+        statistics.append((accepted, caution, np.mean(acceptance < STIFF), float(leaps)))
+        log_step = log_step + (gain * (accepted - ACCEPTANCE) if caution == 1.0 else 0.0)
+    return _stretch(rows, log_step, *np.array(statistics).T)
+
+
+def _moved(old: States, new: States, moves: Bool[np.ndarray, " c"]) -> States:
+    return States(*(np.where(moves.reshape(-1, *[1] * (a.ndim - 1)), b, a) for a, b in zip(old, new, strict=True)))
+
+
+def _stretch(rows: list[States], log_step: float, *statistics: Float[np.ndarray, " t"]) -> Stretch:
+    z, densities, scores = (np.stack(part) for part in zip(*rows, strict=True))
+    return Stretch(rows[-1], float(log_step), z, scores, densities, *statistics)

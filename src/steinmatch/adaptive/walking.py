@@ -16,7 +16,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from blackjax.mcmc.hmc import HMCState
 from jaxtyping import Array, Float
 
 from steinmatch._checks import positive_integer, positive_number
@@ -36,13 +35,13 @@ from steinmatch.adaptive.frames import (
     BATCH,
     FRESH,
     Cloud,
-    batched,
+    batch_of,
     begin_climb,
     climb,
     cloud,
     normal_points,
 )
-from steinmatch.adaptive.leaps import CYCLE, leap, leaping
+from steinmatch.adaptive.leaps import CYCLE, leap, leaping, stride
 from steinmatch.adaptive.parents import with_parents
 from steinmatch.adaptive.survey import look_along_rays, look_for_modes
 from steinmatch.adaptive.verdict import Error, Verdict, confirmed, judge
@@ -53,7 +52,7 @@ from steinmatch.kernels import Whitened
 from steinmatch.plainly import placed
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
 from steinmatch.targets import AbstractTarget, Evaluations
-from steinmatch.walks import ACCEPTANCE, CHUNK, Stretch, advance, begin
+from steinmatch.walks import ACCEPTANCE, CHUNK, States, Stretch, advance, begin
 from steinmatch.weights import Layout
 
 _SWEEPS = 5  # of one step
@@ -64,6 +63,7 @@ _REUSABLE = 2.0  # variance of the log weights of a frame that serves another ta
 _SHORTER = 4.0  # factor of steps that were too long for where they went
 _HELPS = 0.7  # shorter steps must lower the share of failures by this factor, else it is not the steps
 _WARM = 2  # stretches before the first that counts
+_LONG = 512  # transitions of all chains from which on compiling them pays
 _FIRST_STEP = 1.2  # times d^(-1/4): the largest stable leapfrog step of a normal, and its scaling
 
 
@@ -115,7 +115,7 @@ class Walk(AbstractStepSolver):
     def init(self, problem: Problem, particles: Float[Array, "n d"]) -> Iterate:
         x = np.asarray(particles)
         d = x.shape[1]
-        evaluate = Evaluations(problem.target, min(64, batched(2 * d + 2)))
+        evaluate = Evaluations(problem.target, batch_of(d))
         centre, scale = np.zeros(d), np.ones(d)
         if self.centred:
             centre = x.mean(axis=0)
@@ -223,12 +223,12 @@ class Walk(AbstractStepSolver):
         chosen = starting_points(memory.points, self.groups, self.seed)
         points = Cloud(*(np.repeat(part[chosen], self.siblings, axis=0) for part in memory.points))
         d = points.z.shape[1]
-        states: Any = HMCState(*map(jnp.asarray, points))  # type: ignore[arg-type]
+        states = States(*points)
         if target.log_density is None:
-            states = begin(pulled, jnp.asarray(points.z))
+            states = States(*map(np.asarray, begin(pulled, jnp.asarray(points.z))))
             memory.evaluate.n_gradients += len(points.z) * pulled.gradients_a_value
         start = (points.z[:: self.siblings], points.scores[:: self.siblings])
-        log_step = jnp.asarray(np.log(_FIRST_STEP * d**-0.25))
+        log_step = float(np.log(_FIRST_STEP * d**-0.25))
         values = values_at(pulled, *start, CHUNK * len(points.z))
         chains = Chains(pulled, states, log_step, (*start, values), leaping=leaping(memory.points))
         return dataclasses.replace(memory, chains=self._warmed(memory, chains), phase="walk")
@@ -246,14 +246,15 @@ class Walk(AbstractStepSolver):
 
     def _advanced(self, memory: Memory, chains: Chains, gains: np.ndarray) -> Stretch:
         """One stretch of all chains, counted: leaps, or trajectories, every second one of which begins cautiously."""
-        turn = chains.transitions // CHUNK
+        turn, frame = chains.transitions // CHUNK, chains.target.frame
+        rng = np.random.default_rng([self.seed % 2**32, turn])
         if chains.leaping and turn % CYCLE != 1:
-            rng = np.random.default_rng([self.seed % 2**32, turn])
-            return leap(memory.evaluate, chains.target.frame, chains.states, chains.log_step, rng)
-        cautious = jnp.asarray(turn % 2 == 0)
-        key = self._key(chains)
-        stretch = advance(chains.target, chains.states, key, chains.log_step, jnp.asarray(gains), cautious)
-        leaps = int(np.sum(np.asarray(stretch.leaps)))
+            return leap(memory.evaluate, frame, chains.states, chains.log_step, rng)
+        cautious = turn % 2 == 0
+        if chains.wanted <= _LONG and chains.target.target.log_density is not None:
+            return stride(memory.evaluate, frame, chains.states, chains.log_step, gains, cautious, rng)
+        stretch = advance(chains.target, chains.states, self._key(chains), chains.log_step, gains, cautious)
+        leaps = int(np.sum(stretch.leaps))
         memory.evaluate.n_gradients += leaps * stretch.z.shape[1] * chains.target.gradients_a_value
         return stretch
 
@@ -318,7 +319,7 @@ class Walk(AbstractStepSolver):
             )
         z, scores, densities = drawn(chains)
         leaps = chains.leaping and memory.points is not None and leaping(memory.points, Cloud(z, densities, scores))
-        chains = dataclasses.replace(chains, log_step=jnp.asarray(log_step), leaping=leaps)
+        chains = dataclasses.replace(chains, log_step=float(log_step), leaping=leaps)
         needed = 1.1 * have * (2.0 * verdict.error.largest / self.tol) ** 2
         wanted = 2 * have if not np.isfinite(needed) else int(np.ceil(np.clip(needed, 1.25 * have, 2.0 * have)))
         chains = dataclasses.replace(
@@ -381,7 +382,7 @@ class Walk(AbstractStepSolver):
         walked: Walked = self.resume
         frame, evaluate = walked.frame, memory.evaluate
         chains = walked.chains
-        if chains is not None and chains.states.position.shape[0] == self.groups * self.siblings:
+        if chains is not None and chains.states.z.shape[0] == self.groups * self.siblings:
             some = np.linspace(0, len(walked.z) - 1, min(BATCH, len(walked.z))).astype(int)
             here = cloud(evaluate, frame, walked.z[some])
             unchanged = np.allclose(here.scores, walked.scores[some], rtol=1e-8, atol=1e-8)
