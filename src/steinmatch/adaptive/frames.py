@@ -15,7 +15,7 @@ from steinmatch.plainly import placed
 from steinmatch.solvers.affine import START_SCALES, AffineState, Evaluate, first_bound, raise_bound
 from steinmatch.targets import Evaluations
 
-BATCH = 16  # numbers of points are multiples of this, so that no evaluation is padding
+BATCH = 16  # points, or twice as many: numbers of points are multiples, so that no evaluation is padding
 FRESH = 128  # points on which a frame is judged
 _DIAGONAL_POINTS = 32  # of the first, diagonal stage, where a full L needs more
 _SMALL_GAIN = 0.02  # nats a sweep: the walk does the rest
@@ -45,19 +45,19 @@ def normal_points(n: int, d: int, seed: int, antithetic: bool = True) -> Float[n
     return np.linalg.solve(np.linalg.cholesky(z.T @ z / len(z)), z.T).T
 
 
-def batched(n: int) -> int:
-    """The next multiple of the batch."""
-    return -(-n // BATCH) * BATCH
-
-
 def batch_of(d: int) -> int:
-    """How many points of a target of d dimensions are evaluated at once."""
-    return min(64, batched(2 * d + 2))
+    """How many points of a target of d dimensions are evaluated at once: all chains are a multiple of it."""
+    return BATCH if 2 * d + 2 <= BATCH else 2 * BATCH
+
+
+def batched(d: int) -> int:
+    """At least 2 d + 2 points, in whole batches."""
+    return -(-(2 * d + 2) // batch_of(d)) * batch_of(d)
 
 
 def begin_points(d: int) -> int:
     """How many points an affine phase begins with."""
-    return min(_DIAGONAL_POINTS, batched(2 * d + 2))
+    return min(_DIAGONAL_POINTS, batched(d))
 
 
 def begin_climb(
@@ -76,7 +76,7 @@ def climb(evaluate: Evaluate, state: AffineState, seed: int) -> tuple[AffineStat
     following, _, done = raise_bound(evaluate, state, 1e-2)
     if was_diagonal and not following.diagonal:  # the full L needs more points
         d = state.z.shape[1]
-        z = normal_points(batched(2 * d + 2), d, seed)
+        z = normal_points(batched(d), d, seed)
         frame = following.frame
         sd = np.sqrt(np.sum(np.asarray(frame.root) ** 2, axis=1))
         return first_bound(evaluate, z, z, np.asarray(frame.shift), sd, (1.0,), diagonal=False), False

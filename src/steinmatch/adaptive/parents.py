@@ -129,7 +129,7 @@ def fit_parent(evaluate: Evaluate, frame: AffineMap, v: int, seed: int) -> Abstr
     root = np.asarray(frame.root)
     lower = np.linalg.cholesky((root @ root.T)[np.ix_(order, order)])
     centre = np.asarray(frame.shift)[order]
-    z = normal_points(batched(2 * d), d - 1, seed)
+    z = normal_points(batched(d - 1), d - 1, seed)
     first = _conditional(
         _Given(evaluate, v, centre[0]), AffineMap(jnp.asarray(centre[1:]), jnp.asarray(lower[1:, 1:])), z
     )
