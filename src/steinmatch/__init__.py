@@ -7,6 +7,7 @@ from steinmatch import targets
 from steinmatch.adaptive import Walk
 from steinmatch.bandwidths import Fixed, Median
 from steinmatch.certificate import Certificate, certify, stein_ess
+from steinmatch.comparison import Comparison, compare
 from steinmatch.discrepancy import ksd, ksd_random_features, ksd_squared, mmd
 from steinmatch.equation import SteinSolution, stein_equation
 from steinmatch.features import FeatureKernel, Linear, LinearRandom, Polynomial, RandomFourier
@@ -49,6 +50,7 @@ __all__ = [
     "Annealed",
     "Certificate",
     "Chain",
+    "Comparison",
     "Descent",
     "FeatureKernel",
     "Fit",
@@ -71,6 +73,7 @@ __all__ = [
     "Whitened",
     "certify",
     "cholesky_corr",
+    "compare",
     "fit",
     "from_numpyro",
     "from_pymc",

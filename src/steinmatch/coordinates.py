@@ -170,6 +170,11 @@ class Composed(AbstractFrame):
 
     maps: tuple[AbstractFrame, ...]
 
+    @property
+    def parts(self) -> tuple[AbstractFrame, ...]:
+        """The maps, those of compositions among them one by one."""
+        return tuple(part for frame in self.maps for part in (frame.parts if isinstance(frame, Composed) else (frame,)))
+
     def colour(self, z: Vector) -> Vector:
         for frame in reversed(self.maps):
             z = frame.colour(z)

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from steinmatch._checks import as_particles, known_name, positive_integer, positive_number
 from steinmatch._linalg import numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
-from steinmatch.adaptive import BATCH, Error, Round, Walk, Walked, batch_of
+from steinmatch.adaptive import BATCH, Error, Evidence, Mode, Round, Walk, Walked, batch_of, log_evidence
 from steinmatch.certificate import Certificate, certify
 from steinmatch.coordinates import AffineMap, PulledBack
 from steinmatch.features import Linear, LinearRandom
@@ -91,6 +91,7 @@ class Fit:
     error: Error | None = None  # of means and sds of the constrained parameters, in posterior sds (automatic fit)
     rounds: tuple[Round, ...] = ()  # of the automatic fit
     walked: Walked | None = dataclasses.field(default=None, repr=False)  # what the automatic fit can go on from
+    modes: tuple[Mode, ...] = ()  # of the automatic fit: shares of the mass, and moments
 
     @property
     def mean(self) -> Float[np.ndarray, " d"]:
@@ -129,12 +130,22 @@ class Fit:
         return certify(self.target, self.kernel, self.particles, self.weights, frame=self.frame)
 
     @functools.cached_property
+    def log_evidence(self) -> Evidence:
+        """log of the integral of the density, with its standard error: (estimate, error), by bridge sampling between
+        the frame's normal and the draws. Computed when it is first asked for, with some hundred gradients.
+
+        It is that of the density as the target gives it: the log marginal likelihood if priors and likelihood are
+        normalised, as NumPyro's and PyMC's are; Stan's `~` statements leave constants out, `target +=` does not.
+        """
+        return log_evidence(self.target, self.walked, self.seed)
+
+    @functools.cached_property
     def matching_set(self) -> MatchingSet:
         """The functions whose averages over the particles are exact at the fixed point.
 
         Of a long walk so many draws as a dense Stein equation can bear, with weights of their own.
         """
-        if self.walked is None or len(self.particles) <= _MOST_IN_EQUATIONS:
+        if self.error is None or len(self.particles) <= _MOST_IN_EQUATIONS:
             return MatchingSet(self.target, self.kernel, self.particles, self.weights)
         some = self.particles[np.linspace(0, len(self.particles) - 1, _MOST_IN_EQUATIONS).astype(int)]
         return MatchingSet(self.target, self.kernel, some, stein_weights(self.target, some, self.kernel))
@@ -183,6 +194,10 @@ class Fit:
         """A new fit with at least n further draws: the chains of this one go on. Of an automatic fit only."""
         if self.walked is None:
             raise ValueError("walk: this fit has no chains to go on from; fit(target), without a kernel, has.")
+        if len(self.modes) > 1:
+            raise ValueError(
+                f"walk: this fit has {len(self.modes)} modes with chains of their own; fit again with a smaller tol=."
+            )
         more = len(self.walked.z) + positive_integer(n, "n", "walk")
         solver = Walk(0.02 if tol is None else tol, least_draws=more, seed=self.seed, resume=self.walked)
         return fit(self.target, solver=solver, seed=self.seed, max_seconds=max_seconds, progress=progress)
@@ -355,7 +370,7 @@ def _automatic(
     n = None if n_particles is None else positive_integer(n_particles, "n_particles", "fit")
     earlier, starts = None, 0
     if isinstance(init, Fit):
-        earlier, init = init.walked, init.particles
+        earlier, init = None if len(init.modes) > 1 else init.walked, init.particles
     if solver is None:
         solver = Walk(tol, least_draws=n or 1, seed=seed, centred=init is not None, resume=earlier)
     if solver.resume is None:
@@ -402,7 +417,14 @@ def _automatic(
         error=error,
         rounds=() if walked is None else walked.rounds,
         walked=walked,
+        modes=_modes(walked),
     )
+
+
+def _modes(walked: Walked | None) -> tuple[Mode, ...]:
+    if walked is None or walked.modes or walked.verdict is None:
+        return () if walked is None else walked.modes
+    return (Mode(1.0, 0.0, *walked.verdict.estimate),)
 
 
 def _spread_of(particles: np.ndarray, weights: np.ndarray) -> AffineMap:

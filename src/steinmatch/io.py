@@ -7,7 +7,7 @@ import numpy as np
 
 from steinmatch import storage
 from steinmatch._types import float64, plain
-from steinmatch.adaptive import Error, Round, Walked
+from steinmatch.adaptive import Error, Evidence, Mode, Round, Walked
 from steinmatch.coordinates import AffineMap
 from steinmatch.features import Linear
 from steinmatch.fitting import Fit
@@ -37,7 +37,10 @@ def load(path: str | Path, target: AbstractTarget | None = None) -> Fit:
     if walked is not None:
         own = AffineMap.of_particles(jnp.asarray(particles), jnp.asarray(arrays["weights"]))
         kernel = Whitened(Linear(), frame if isinstance(frame, AffineMap) else own)
-    return Fit(
+    modes = tuple(
+        Mode(share, spread, np.array(mean), np.array(sd)) for share, spread, mean, sd in attributes.get("modes", [])
+    )
+    fit = Fit(
         target=stand_in if target is None else target,
         kernel=plain(kernel),
         particles=particles,
@@ -56,4 +59,8 @@ def load(path: str | Path, target: AbstractTarget | None = None) -> Fit:
         error=error,
         rounds=rounds,
         walked=walked,
+        modes=modes,
     )
+    if attributes.get("log_evidence"):
+        vars(fit)["log_evidence"] = Evidence(*attributes["log_evidence"])
+    return fit

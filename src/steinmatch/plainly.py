@@ -61,7 +61,7 @@ def derivatives(
     if isinstance(frame, AffineMap):
         return np.broadcast_to(np.asarray(frame.root), (n, d, d)), np.zeros((n, d))
     jacobian, laplacian = None, np.zeros((n, d))
-    for part in _parts(frame)[::-1]:
+    for part in (frame.parts if isinstance(frame, Composed) else (frame,))[::-1]:
         if isinstance(part, Order):
             places = np.argsort(np.asarray(part.order))
             jacobian = np.broadcast_to(np.eye(d), (n, d, d)) if jacobian is None else jacobian
@@ -72,10 +72,6 @@ def derivatives(
         z = placed(part, z).x
     assert jacobian is not None
     return jacobian, laplacian
-
-
-def _parts(frame: AbstractFrame) -> list[AbstractFrame]:
-    return [part for found in frame.maps for part in _parts(found)] if isinstance(frame, Composed) else [frame]
 
 
 def _parent_derivatives(

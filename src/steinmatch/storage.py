@@ -16,6 +16,7 @@ from steinmatch.targets import AbstractTarget, Evaluations, ModelInfo, SavedTarg
 
 FORMAT = 2
 _PARENT = ("places", "means", "log_scales", "shears")
+_SUFFIX = "_inner"  # of the arrays of a further parent
 _SAVED = (
     "converged", "reason", "residual", "n_steps", "n_gradients", "n_hvps", "n_nonfinite", "seconds", "seed",
 )  # fmt: skip
@@ -112,6 +113,8 @@ def _attributes(fit: Any, info: ModelInfo) -> dict[str, Any]:
         "dims": {name: list(dims) for name, dims in info.dims.items()},
         "coords": {name: [str(value) for value in values] for name, values in info.coords.items()},
         "rounds": [dataclasses.asdict(found) for found in fit.rounds],
+        "modes": [[mode.share, mode.error, mode.mean.tolist(), mode.sd.tolist()] for mode in fit.modes],
+        "log_evidence": list(vars(fit)["log_evidence"]) if "log_evidence" in vars(fit) else [],
         "automatic": fit.walked is not None,
         "certificate": str(fit.certificate) if "certificate" in vars(fit) else "",
         **{name: getattr(fit, name) for name in _SAVED},
@@ -123,11 +126,13 @@ def _arrays(fit: Any) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     frame = fit.frame if fit.walked is None else fit.walked.frame
     if isinstance(frame, Composed):
-        order, parent = frame.maps
-        assert isinstance(order, Order) and isinstance(parent, Parent)
-        found["order"] = np.asarray(order.order)
-        found |= {f"parent_{name}": np.asarray(getattr(parent, name)) for name in _PARENT}
-        found |= {"quantile_knots": np.asarray(parent.quantiles.knots), "given_knots": np.asarray(parent.given.knots)}
+        parts = frame.parts
+        for k, (order, parent) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
+            assert isinstance(order, Order) and isinstance(parent, Parent)
+            splines = {"quantile_knots": parent.quantiles.knots, "given_knots": parent.given.knots}
+            arrays = {f"parent_{name}": getattr(parent, name) for name in _PARENT}
+            arrays |= {"order": order.order, **splines}
+            found |= {f"{name}{_SUFFIX * k}": np.asarray(value) for name, value in arrays.items()}
     elif frame is not None:
         found |= {"shift": np.asarray(frame.shift), "root": np.asarray(frame.root)}
     if fit.error is not None:
@@ -139,11 +144,14 @@ def saved_frame(arrays: dict[str, np.ndarray]) -> AbstractFrame | None:
     """The frame of a saved fit."""
     import jax.numpy as jnp
 
-    if "order" in arrays:
-        parts = {name: jnp.asarray(arrays[f"parent_{name}"]) for name in _PARENT}
-        splines = (Spline.over(arrays[f"{name}_knots"]) for name in ("quantile", "given"))
-        quantiles, given = splines
-        return Composed((Order(jnp.asarray(arrays["order"])), Parent(quantiles=quantiles, given=given, **parts)))
+    maps: list[AbstractFrame] = []
+    while f"order{_SUFFIX * (len(maps) // 2)}" in arrays:
+        suffix = _SUFFIX * (len(maps) // 2)
+        parts = {name: jnp.asarray(arrays[f"parent_{name}{suffix}"]) for name in _PARENT}
+        quantiles, given = (Spline.over(arrays[f"{name}_knots{suffix}"]) for name in ("quantile", "given"))
+        maps += [Order(jnp.asarray(arrays[f"order{suffix}"])), Parent(quantiles=quantiles, given=given, **parts)]
+    if maps:
+        return Composed(tuple(maps))
     return AffineMap(jnp.asarray(arrays["shift"]), jnp.asarray(arrays["root"])) if "shift" in arrays else None
 
 

@@ -1,8 +1,10 @@
 """The automatic fit: frame, walk, weigh."""
 
-from steinmatch.adaptive.chains import Round, Walked
+from steinmatch.adaptive.chains import Round, Walked, log_evidence
+from steinmatch.adaptive.evidence import Evidence
 from steinmatch.adaptive.frames import BATCH, batch_of
+from steinmatch.adaptive.modes import Mode
 from steinmatch.adaptive.verdict import Error
 from steinmatch.adaptive.walking import Walk
 
-__all__ = ["BATCH", "Error", "Round", "Walk", "Walked", "batch_of"]
+__all__ = ["BATCH", "Error", "Evidence", "Mode", "Round", "Walk", "Walked", "batch_of", "log_evidence"]

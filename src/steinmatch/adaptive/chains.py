@@ -6,14 +6,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from steinmatch.adaptive.frames import FRESH, Cloud, normal_points
+from steinmatch._types import float64
+from steinmatch.adaptive.evidence import Evidence, evidence, in_all
+from steinmatch.adaptive.frames import FRESH, Cloud, batch_of, normal_points
+from steinmatch.adaptive.modes import Mode, Part
 from steinmatch.adaptive.survey import Rays
 from steinmatch.adaptive.verdict import Error, Verdict
 from steinmatch.coordinates import AbstractFrame, PulledBack
 from steinmatch.images import Values
 from steinmatch.plainly import placed
 from steinmatch.solvers.affine import AffineState
-from steinmatch.targets import Evaluations
+from steinmatch.targets import AbstractTarget, Evaluations
 from steinmatch.walks import States, Stretch
 from steinmatch.weights import Layout
 
@@ -50,6 +53,8 @@ class Walked:
     notes: tuple[str, ...] = ()
     chains: Any = None  # as they stand
     verdict: Verdict | None = None
+    modes: tuple[Mode, ...] = ()  # where there are several
+    evidences: tuple[Evidence, ...] = ()  # of these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +92,8 @@ class Memory:
     surveyed: bool = False
     rays: Rays | None = None
     verdict: Verdict | None = None  # of the last round
+    parts: tuple[Part, ...] = ()  # of several modes
+    plain: bool = False  # no Stein weights
     others: tuple[str, ...] = ()  # said of other modes before the fit began anew in a better one
 
 
@@ -158,3 +165,18 @@ def left_behind(memory: Memory, error: Error, verdict: Verdict | None) -> Walked
         chains=chains,
         verdict=verdict,
     )
+
+
+@float64
+def log_evidence(target: AbstractTarget, walked: Walked | None, seed: int) -> Evidence:
+    """The evidence that a walk has found, over all modes."""
+    if walked is None:
+        raise ValueError("log_evidence: only an automatic fit, fit(target) without a kernel, has an evidence.")
+    if target.log_density is None:
+        raise ValueError("log_evidence: the target has a score alone, and no log density to integrate.")
+    if walked.modes:
+        return in_all(list(walked.evidences))
+    if walked.layout is None:
+        raise ValueError("log_evidence: this fit was saved without its evidence and its chains; fit again.")
+    draws = Cloud(walked.z, walked.log_densities, walked.scores)
+    return evidence(Evaluations(target, batch_of(target.dim)), walked.frame, draws, walked.layout, seed)

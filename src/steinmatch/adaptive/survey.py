@@ -9,12 +9,13 @@ evidence bound is compared.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from steinmatch.adaptive.frames import BATCH, Cloud, Seen, begin_climb, begin_points
 from steinmatch.coordinates import AbstractFrame, AffineMap
-from steinmatch.plainly import placed, unplaced
+from steinmatch.plainly import derivatives, placed, unplaced
 from steinmatch.solvers.affine import AffineState, bound_error, raise_bound, usable
 from steinmatch.targets import Evaluations
 
@@ -29,6 +30,7 @@ _OTHER_SWEEPS = 25  # of the affine phase of another mode
 _SLOW_RISE = 0.05  # nats a sweep
 _SETTLED = 0.5  # by how much the affine equations of a mode may fail
 _APART = 3.0  # sds between modes
+_MOST = 7  # other modes
 _NARROW = 4.0  # nats by which a peak is above what a normal has at its mode, or a mode smaller than another
 _FAR, _MATTERS = 8.0, 0.02  # sds at which a normal has no mass; what may be added to a variance
 _TUBE, _CONE = 3.0, 2.0  # the variance is finite if a > 3 in a tube around an axis, if a > d + 2 in a cone
@@ -47,6 +49,7 @@ class Modes(NamedTuple):
 
     notes: tuple[str, ...]
     better: Float[np.ndarray, " d"] | None  # the centre of a mode with a higher bound than the frame's own
+    frames: tuple[AffineMap, ...] = ()  # of all modes whose mass is not negligible, where there are several
 
 
 def look_along_rays(evaluate: Evaluations, frame: AffineMap, seed: int) -> Rays:
@@ -132,7 +135,7 @@ def look_for_modes(
     few = begin_points(d) < 2 * d + 2
     rivals: list[AffineState] = []
     for z, scale_there in candidates:
-        if spent() or len(rivals) >= 3:
+        if spent() or len(rivals) >= _MOST:
             break
         local, done = begin_climb(seen, z, np.full(d, scale_there), seed, scale_there > 1.0), False
         for _ in range(_OTHER_SWEEPS):
@@ -152,15 +155,27 @@ def look_for_modes(
     top = best.bound.value if better and best is not None else bound
     # A mode with a share exp(-g) of the mass at r sds changes the variance by r^2 exp(-g).
     apart = [(rival, max(float(np.linalg.norm(np.asarray(rival.frame.shift))), 1.0)) for rival in rivals]
-    matter = [r for rival, r in apart if not top - rival.bound.value > np.log(r * r / 0.02) + 1.0]
-    notes = ()
-    if matter:
-        notes = (
-            f"the target has several modes: {len(matter)} besides the one described here, "
-            f"{', '.join(f'{r:.0f}' for r in matter)} sds away, whose mass is not negligible and is not weighed",
-        )
+    matter = [(rival, r) for rival, r in apart if not top - rival.bound.value > np.log(r * r / 0.02) + 1.0]
+    if not matter:
+        return Modes((), None)
+    notes = (
+        f"the target has several modes: {len(matter)} besides the one described here, "
+        f"{', '.join(f'{r:.0f}' for _, r in matter)} sds away, whose mass is not negligible and is not weighed",
+    )
     place = placed(frame, np.asarray(best.frame.shift)[None]).x[0] if better and best is not None else None
-    return Modes(notes, place)
+    frames = [_outside(frame, rival.frame) for rival, _ in matter]
+    if not top - bound > np.log(max(r for _, r in matter) ** 2 / 0.02) + 1.0:
+        frames.insert(0, _outside(frame, AffineMap(jnp.zeros(d), jnp.eye(d))))
+    return Modes(notes, place, tuple(frames))
+
+
+def _outside(frame: AbstractFrame, local: AffineMap) -> AffineMap:
+    """A mode's affine frame in the target's own coordinates; to first order where the frame is not affine."""
+    centre = np.asarray(local.shift)[None]
+    root = derivatives(frame, centre)[0][0] @ np.asarray(local.root)
+    lower = np.linalg.qr(root.T)[1].T
+    lower = lower * np.where(np.diagonal(lower) < 0.0, -1.0, 1.0)[None, :]
+    return AffineMap(jnp.asarray(placed(frame, centre).x[0]), jnp.asarray(lower))
 
 
 def _ascend(

@@ -43,6 +43,7 @@ from steinmatch.adaptive.frames import (
 )
 from steinmatch.adaptive.leaps import CYCLE, leap, leaping, stride
 from steinmatch.adaptive.parents import with_parents
+from steinmatch.adaptive.several import begin_parts, step_parts
 from steinmatch.adaptive.survey import look_along_rays, look_for_modes
 from steinmatch.adaptive.verdict import Error, Verdict, confirmed, judge
 from steinmatch.coordinates import AffineMap, PulledBack
@@ -128,6 +129,8 @@ class Walk(AbstractStepSolver):
 
     def step(self, problem: Problem, iterate: Iterate, budget: Budget) -> Iterate:
         memory: Memory = iterate.memory
+        if memory.parts:
+            return step_parts(self, problem, memory, iterate, budget)
 
         def spent() -> bool:
             return budget.exhausted(memory.evaluate.n_gradients, memory.started)
@@ -137,7 +140,7 @@ class Walk(AbstractStepSolver):
         elif memory.phase == "parent":
             memory = self._parent(memory)
         elif memory.phase == "modes":
-            memory = self._modes(memory, spent)
+            memory = self._modes(problem, memory, spent)
         elif memory.phase == "begin":
             memory = self._begin(problem.target, memory)
         else:
@@ -201,12 +204,14 @@ class Walk(AbstractStepSolver):
             memory, frame=frame, points=points, notes=(*memory.others, *rays.notes), rays=rays, phase=phase
         )
 
-    def _modes(self, memory: Memory, spent: Any) -> Memory:
+    def _modes(self, problem: Problem, memory: Memory, spent: Any) -> Memory:
         assert memory.frame is not None and memory.points is not None and memory.rays is not None
         seen = look_for_modes(
             memory.evaluate, memory.frame, memory.points, memory.rays, memory.centre, memory.scale, self.seed, spent
         )
         memory = dataclasses.replace(memory, surveyed=True, phase="begin")
+        if len(seen.frames) > 1 and problem.target.log_density is not None and not memory.notes:
+            return dataclasses.replace(memory, parts=begin_parts(problem, memory, seen.frames, self.seed))
         if seen.better is None:
             return dataclasses.replace(memory, notes=(*memory.notes, *seen.notes))
         # A mode with more mass: begin anew there, and keep in mind that there are several.
@@ -280,12 +285,13 @@ class Walk(AbstractStepSolver):
         memory = dataclasses.replace(memory, chains=chains)
         z, scores, _ = drawn(chains)
         layout = Layout(CHUNK * len(chains.stretches), self.groups, self.siblings)
-        verdict = judge(z, scores, Values.joined(list(chains.values)), layout, chains.start)
+        families = [] if memory.plain else None
+        verdict = judge(z, scores, Values.joined(list(chains.values)), layout, chains.start, families)
         verdict = confirmed(verdict, memory.verdict, layout.groups)
         before = memory.verdict
         memory = dataclasses.replace(self._recorded(memory, verdict, layout), verdict=verdict)
         enough = len(z) >= self.least_draws
-        smooth = not too_stiff(memory.rounds[-1], self.tol)
+        smooth = memory.plain or not too_stiff(memory.rounds[-1], self.tol)  # trajectories that leave a part all fail
         good = 2.0 * verdict.error.largest <= self.tol and verdict.mixed and verdict.agree and smooth
         good = good and before is not None  # one round has nothing to be confirmed by
         converged = bool(good and enough and not memory.notes)
@@ -311,7 +317,8 @@ class Walk(AbstractStepSolver):
         last = memory.rounds[-1]
         shortened = [found.stiff for found in memory.rounds if found.shortened]
         log_step = chains.log_step + np.clip(last.acceptance - ACCEPTANCE, -0.5, 0.0 if shortened else 0.2)
-        if too_stiff(last, self.tol) and (not shortened or last.stiff < _HELPS * shortened[-1]):
+        stiff = too_stiff(last, self.tol) and not memory.plain
+        if stiff and (not shortened or last.stiff < _HELPS * shortened[-1]):
             # What was not entered because of long steps is missing from all draws.
             kept, log_step = 0, log_step - np.log(_SHORTER)
             memory = dataclasses.replace(
@@ -365,7 +372,7 @@ class Walk(AbstractStepSolver):
                 f"the chains have not forgotten where they began: {verdict.memory:.0%} of a parameter's variance is "
                 "between groups of chains that began apart"
             )
-        if too_stiff(memory.rounds[-1], self.tol):
+        if too_stiff(memory.rounds[-1], self.tol) and not memory.plain:
             words.append(
                 f"{memory.rounds[-1].stiff:.1%} of the trajectories came to where the density is too stiff for their "
                 "steps, such as the neck of a funnel: mass there may be missing; a non-centred parametrisation helps"
