@@ -48,7 +48,7 @@ class Comparison:
         return console.file.getvalue() + ("" if self.loo is None else f"\n{self.loo}\n")  # type: ignore[attr-defined]
 
 
-def compare(fits: Mapping[str, Fit]) -> Comparison:
+def compare(fits: Any) -> Comparison:
     """Fits of several models to the same data: Bayes factors Z_a / Z_b from their evidences; and PSIS-LOO by ArviZ,
     where every fit has the log likelihood of its observations.
     """

@@ -50,6 +50,7 @@ from steinmatch.stein import compiled_features_at, values_at
 from steinmatch.storage import inference_data, variables, write
 from steinmatch.summary import Summary, summarise
 from steinmatch.targets import AbstractTarget, Evaluations, constrained_values
+from steinmatch.targets.base import Gradient
 
 _KERNELS: dict[str, Callable[[], AbstractKernel]] = {
     "imq": IMQ,
@@ -66,6 +67,7 @@ _SOLVERS: dict[str, Callable[[], AbstractSolver]] = {
     "walk": Walk,
 }
 _MOST_IN_EQUATIONS = 600
+_LOOKED_AT = 16  # points at which a score is compared with differences of its log density
 _PARTICLES_A_FEATURE = 1.4  # of a refined fit, at least: with hardly more particles than features a root may not exist
 
 
@@ -392,6 +394,7 @@ def _automatic(
         error = Error(unknown, unknown)
     elif not found.converged and walked.rounds and walked.rounds[-1].error > 0.0 and "standard error" not in reason:
         reason += f"; the largest standard error of a mean or sd is {walked.error.largest:.2g}, tol={solver.tol:g}"
+        reason = "; ".join([*walked.notes, reason])
     assert error is not None
     if n is not None and len(particles) > n:
         particles, weights, error = _drawn(target, particles, weights, error, n, seed)
@@ -503,4 +506,29 @@ def _start(
                 f"{np.array2string(values[i], precision=3, threshold=6)}. Check the target there, or give init= where "
                 "the density is positive."
             )
+    if target.log_density is not None and not isinstance(target.score, Gradient):
+        _check_gradient(target, np.asarray(particles)[:_LOOKED_AT], densities, scores, some)
     return jnp.asarray(particles)
+
+
+def _check_gradient(
+    target: AbstractTarget, x: np.ndarray, densities: np.ndarray, scores: np.ndarray, batch: int
+) -> None:
+    """A score of the user's own must be the gradient of the log density: differences along random directions."""
+    n, d = x.shape
+    along = np.random.default_rng(0).normal(size=(n, d))
+    along /= np.linalg.norm(along, axis=1, keepdims=True)
+    h = 1e-3 * (1.0 + np.abs(x).max(axis=1))[:, None]
+    ends = Evaluations(target, batch or min(2 * n, 64))(np.concatenate([x + h * along, x - h * along]))[0]
+    found, said = (ends[:n] - ends[n:]) / (2.0 * h[:, 0]), np.sum(scores[:n] * along, axis=1)
+    with np.errstate(invalid="ignore"):
+        # Of curved densities the difference is off by h^2; log densities in single precision by 1e-6 of themselves.
+        allowed = 0.05 * (np.abs(found) + np.abs(said)) + 1e-3 + 1e-6 * np.abs(densities[:n]) / h[:, 0]
+        off = np.abs(found - said) > allowed
+    if np.sum(off) > 0.5 * n:
+        i = int(np.argmax(off))
+        raise ValueError(
+            f"fit: score is not the gradient of log_density: at x = {np.array2string(x[i], precision=3, threshold=6)} "
+            f"the log density changes by {found[i]:.4g} a unit along a direction where the score says {said[i]:.4g}. "
+            "Mend one of them, or leave out score= and let JAX differentiate log_density."
+        )

@@ -16,7 +16,7 @@ from steinmatch.coordinates import AbstractFrame, PulledBack
 from steinmatch.images import Values
 from steinmatch.plainly import placed
 from steinmatch.solvers.affine import AffineState
-from steinmatch.targets import AbstractTarget, Evaluations
+from steinmatch.targets import AbstractTarget, Evaluations, SavedTarget
 from steinmatch.walks import States, Stretch
 from steinmatch.weights import Layout
 
@@ -172,6 +172,8 @@ def log_evidence(target: AbstractTarget, walked: Walked | None, seed: int) -> Ev
     """The evidence that a walk has found, over all modes."""
     if walked is None:
         raise ValueError("log_evidence: only an automatic fit, fit(target) without a kernel, has an evidence.")
+    if isinstance(target, SavedTarget):
+        raise ValueError("log_evidence: it was not asked for before the fit was saved; give load(path, target=target).")
     if target.log_density is None:
         raise ValueError("log_evidence: the target has a score alone, and no log density to integrate.")
     if walked.modes:

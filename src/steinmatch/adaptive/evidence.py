@@ -41,6 +41,8 @@ def bridge(
     normal, drawn = np.where(np.isfinite(normal), normal, -np.inf) - centre, drawn - centre
     log_z = 0.0
     top, under = np.zeros(m), np.zeros(n)
+    if not (np.isfinite(normal).any() and np.isfinite(drawn).all()):
+        return Evidence(centre, np.inf)
     for _ in range(steps):
         top = normal - np.logaddexp(log_a + normal, log_b + log_z)
         under = -np.logaddexp(log_a + drawn, log_b + log_z)

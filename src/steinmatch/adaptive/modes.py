@@ -71,7 +71,7 @@ class Confined(AbstractTarget):
 
     def _log_density(self, x: Vector) -> Scalar:
         assert self.target.log_density is not None
-        z = jnp.einsum("kij,kj->ki", self.inverses, x - self.shifts)
+        z = jnp.einsum("kij,kj->ki", self.inverses, x[None, :] - self.shifts)
         logs = -0.5 * jnp.sum(z**2, axis=1) - self.log_dets
         inside = logs[self.own] >= jnp.max(logs)
         return jnp.where(inside, self.target.log_density(x), -jnp.inf)
@@ -97,8 +97,8 @@ class Combined(NamedTuple):
 
 
 def combined(
-    values: list[Float[np.ndarray, "n k"]],
-    weights: list[Float[np.ndarray, " n"]],
+    values: list[Float[np.ndarray, "_ k"]],
+    weights: list[Float[np.ndarray, "_"]],
     errors: list[Error],
     evidences: list[Evidence],
 ) -> Combined:

@@ -17,7 +17,7 @@ from steinmatch.adaptive.frames import BATCH, Cloud, Seen, begin_climb, begin_po
 from steinmatch.coordinates import AbstractFrame, AffineMap
 from steinmatch.plainly import derivatives, placed, unplaced
 from steinmatch.solvers.affine import AffineState, bound_error, raise_bound, usable
-from steinmatch.targets import Evaluations
+from steinmatch.targets import AbstractTarget, Evaluations
 
 RADII = (4.0, 8.0, 16.0, 32.0, 100.0, 300.0)  # sds along a ray; the last two tell of the tails
 _AXES = 16  # at most
@@ -26,9 +26,11 @@ _FARTHEST = 1e6  # sds from the centre of points that are climbed from
 _CLIMBS = 14  # steps of a point up the density
 _RANGE = 30.0  # nats below the frame's usual density at which a point is no mode of mass
 _DIP = 0.5  # nats of a valley between two modes
+_DEEP, _NEAR, _WITHIN = 4.0, 0.7, 0.2  # nats of one that chains cross rarely; how near its sides may be, their scale
 _OTHER_SWEEPS = 25  # of the affine phase of another mode
 _SLOW_RISE = 0.05  # nats a sweep
 _SETTLED = 0.5  # by how much the affine equations of a mode may fail
+_NEARLY = 0.25  # ... and are not raised further, since the bound of a small mode may rise on towards a large one
 _APART = 3.0  # sds between modes
 _MOST = 7  # other modes
 _NARROW = 4.0  # nats by which a peak is above what a normal has at its mode, or a mode smaller than another
@@ -57,9 +59,8 @@ def look_along_rays(evaluate: Evaluations, frame: AffineMap, seed: int) -> Rays:
     shift, root = np.asarray(frame.shift), np.asarray(frame.root)
     d = len(shift)
     rng = np.random.default_rng(seed)
-    axes = np.eye(d) * np.sqrt(np.sum(root**2, axis=1))
-    if d > _AXES:
-        axes = axes[np.sort(rng.permutation(d)[:_AXES])]
+    which = np.sort(rng.permutation(d)[:_AXES])
+    axes = (np.eye(d) * np.sqrt(np.sum(root**2, axis=1)))[which]
     rays = rng.normal(size=(8, d))
     rays = (rays / np.linalg.norm(rays, axis=1, keepdims=True)) @ root.T
     rays = np.concatenate([axes, -axes, rays])
@@ -75,12 +76,23 @@ def look_along_rays(evaluate: Evaluations, frame: AffineMap, seed: int) -> Rays:
         far = (added > np.log(_MATTERS)) & (np.asarray(RADII) >= _FAR)[:, None]
     reach = np.asarray(RADII)[far.any(axis=1)]
     wide = float(reach.max()) if len(reach) else None
-    return Rays(_tails(inward, len(axes), d), points[(inward < 0.0) | rising], wide)
+    return Rays(
+        _tails(inward, [_name(evaluate.target, int(i)) for i in which], d), points[(inward < 0.0) | rising], wide
+    )
 
 
-def _tails(inward: Float[np.ndarray, "radii rays"], axes: int, d: int) -> tuple[str, ...]:
-    """Remarks where the density falls like r^-a, with an a that the variance does not survive."""
+def _name(target: AbstractTarget, i: int) -> str:
+    """What the user calls an unconstrained coordinate."""
+    own = target.constrain is None and target.names is not None
+    return target.names[i] if own and target.names is not None else f"x[{i}]"
+
+
+def _tails(inward: Float[np.ndarray, "radii rays"], names: list[str], d: int) -> tuple[str, ...]:
+    """Remarks where the density falls like r^-a, with an a that the variance does not survive. The first rays go along
+    the named axes, there and back.
+    """
     first, second = inward[-2], inward[-1]
+    axes = len(names)
     with np.errstate(all="ignore"):
         # A power law keeps its exponent from one radius to the other; lighter tails grow.
         power = np.isfinite(first) & np.isfinite(second) & (np.abs(second - first) < 0.2 * np.abs(second) + 0.05)
@@ -88,8 +100,14 @@ def _tails(inward: Float[np.ndarray, "radii rays"], axes: int, d: int) -> tuple[
     flat = power & (np.abs(second) < 0.05)
     heavy = power & (second < least) & ~flat
     notes = []
-    if flat[: 2 * axes].any():
-        notes.append("the density does not fall along an axis: it is improper, or flat as far as was looked")
+    ways = np.stack([flat[:axes], flat[axes : 2 * axes]])
+    if ways.any():
+        along = ", ".join(names[i] for i in np.nonzero(ways.any(axis=0))[0])
+        notes.append(
+            f"improper in {along}: the density does not fall along "
+            + ("it" if ways.any(axis=0).sum() == 1 else "them")
+            + f", as far as {RADII[-1]:.0f} sds; give a prior there"
+        )
     if heavy.any():
         notes.append(
             f"heavy tails: along {int(heavy.sum())} of {len(second)} rays the density falls only like r^-"
@@ -119,14 +137,19 @@ def look_for_modes(
     with np.errstate(all="ignore"):
         far = unplaced(frame, far)
         far = far[np.max(np.abs(far), axis=1) < _FARTHEST]
-    starts = np.concatenate([np.zeros((1, d)), far, spreads[1::2]])[:BATCH]
+    middle = rng.normal(size=(1, d)) / (2.0 * np.sqrt(d))  # the centre itself may be a saddle between two modes
+    starts = np.concatenate([middle, far, spreads[1::2]])[:BATCH]
     if len(starts) < BATCH:
         starts = np.concatenate([starts, np.resize(spreads, (BATCH - len(starts), d))])
     ends, tops = _ascend(seen, starts, spent)
     bound = float(np.mean(points.log_densities))
     usual = bound + 0.5 * d  # log pi at the mode of a normal is d / 2 above its mean
     high = ~(tops < usual - d - _RANGE)
-    candidates = [(z, 1.0) for z in _distinct(ends[high], ends[0]) if _valley(seen, z, ends[0])]
+    candidates = [(z, 1.0) for z in _distinct(ends[high], ends[0]) if _dip(seen, z, ends[0]) > _DIP]
+    # A frame that lies across two modes is none of them.
+    across = [z for z in _distinct(ends[high], ends[0], _NEAR, [ends[0]]) if _dip(seen, z, ends[0]) > _DEEP]
+    if across:
+        candidates = [(z, _WITHIN) for z in (ends[0], *across)]
     peak = int(np.argmax(np.where(np.isfinite(tops), tops, -np.inf)))
     if tops[peak] - usual > _NARROW + 0.5 * d:
         candidates.insert(0, (ends[peak], 0.01))
@@ -139,19 +162,23 @@ def look_for_modes(
             break
         local, done = begin_climb(seen, z, np.full(d, scale_there), seed, scale_there > 1.0), False
         for _ in range(_OTHER_SWEEPS):
-            if spent() or not usable(local.bound) or not _other(local, rivals, 0.5):
+            if spent() or not usable(local.bound) or not (across or _other(local, rivals, 0.5)):
                 break
             local, error, done = raise_bound(seen, local, 1e-2)
-            done = done or (error < _SETTLED and len(local.gains) > 1 and local.gains[-1] < _SLOW_RISE)
+            slow = len(local.gains) > 1 and local.gains[-1] < _SLOW_RISE
+            done = done or error < _NEARLY or (error < _SETTLED and slow)
             if done or (few and not local.diagonal):  # in many dimensions a diagonal frame must do
                 done = True
                 break
         known = np.isfinite(local.bound.value) or evaluate.target.log_density is None
         settled = done and usable(local.bound) and (few or bound_error(local) < _SETTLED)
-        if settled and known and _other(local, rivals):
+        if settled and known and (_apart(local, rivals) if across else _other(local, rivals)):
             rivals.append(local)
+    home = not across or len(rivals) < 2
+    if across and home:
+        rivals = []
     best = max(rivals, key=lambda rival: rival.bound.value, default=None)
-    better = best is not None and best.bound.value > bound + 0.5
+    better = best is not None and (not home or best.bound.value > bound + 0.5)
     top = best.bound.value if better and best is not None else bound
     # A mode with a share exp(-g) of the mass at r sds changes the variance by r^2 exp(-g).
     apart = [(rival, max(float(np.linalg.norm(np.asarray(rival.frame.shift))), 1.0)) for rival in rivals]
@@ -159,12 +186,12 @@ def look_for_modes(
     if not matter:
         return Modes((), None)
     notes = (
-        f"the target has several modes: {len(matter)} besides the one described here, "
+        f"the target has several modes: {len(matter) - (not home)} besides the one described here, "
         f"{', '.join(f'{r:.0f}' for _, r in matter)} sds away, whose mass is not negligible and is not weighed",
     )
     place = placed(frame, np.asarray(best.frame.shift)[None]).x[0] if better and best is not None else None
     frames = [_outside(frame, rival.frame) for rival, _ in matter]
-    if not top - bound > np.log(max(r for _, r in matter) ** 2 / 0.02) + 1.0:
+    if home and not top - bound > np.log(max(r for _, r in matter) ** 2 / 0.02) + 1.0:
         frames.insert(0, _outside(frame, AffineMap(jnp.zeros(d), jnp.eye(d))))
     return Modes(notes, place, tuple(frames))
 
@@ -203,22 +230,27 @@ def _ascend(
     return z, values
 
 
-def _valley(seen: Seen, one: Float[np.ndarray, " d"], other: Float[np.ndarray, " d"]) -> bool:
-    """Whether the density dips between two points, by the path integral of its score along their segment."""
+def _dip(seen: Seen, one: Float[np.ndarray, " d"], other: Float[np.ndarray, " d"]) -> float:
+    """By how many nats the density dips between two points, by the path integral of its score along their segment."""
     steps = np.linspace(0.0, 1.0, BATCH)[:, None]
     with np.errstate(all="ignore"):
         _, scores = seen((1.0 - steps) * one + steps * other)
         slopes = scores @ (other - one)
     rise = np.concatenate([[0.0], np.cumsum(0.5 * (slopes[1:] + slopes[:-1]) / (BATCH - 1))])
-    return bool(not np.isfinite(rise).all() or rise.min() < min(rise[0], rise[-1]) - _DIP)
+    return float(min(rise[0], rise[-1]) - rise.min()) if np.isfinite(rise).all() else np.inf
 
 
-def _distinct(ends: Float[np.ndarray, "n d"], home: Float[np.ndarray, " d"]) -> list[np.ndarray]:
+def _distinct(
+    ends: Float[np.ndarray, "n d"],
+    home: Float[np.ndarray, " d"],
+    least: float = _APART,
+    known: list[np.ndarray] | None = None,
+) -> list[np.ndarray]:
     """End points that are neither at home nor near one another."""
+    known = [home, np.zeros_like(home)] if known is None else known
     found: list[np.ndarray] = []
     for z in ends:
-        near = [home, np.zeros_like(home), *found]
-        if np.isfinite(z).all() and all(np.linalg.norm(z - other) > _APART for other in near):
+        if np.isfinite(z).all() and all(np.linalg.norm(z - other) > least for other in (*known, *found)):
             found.append(z)
     return found
 
@@ -231,5 +263,11 @@ def _other(state: AffineState, rivals: list[AffineState], share: float = 1.0) ->
     home = min(np.linalg.norm(shift), np.linalg.norm(np.linalg.solve(root, shift)))
     if home <= share * _APART and abs(volume) <= share * (_NARROW + 0.5 * d):
         return False
+    return _apart(state, rivals, share)
+
+
+def _apart(state: AffineState, rivals: list[AffineState], share: float = 1.0) -> bool:
+    """Whether a mode is none of those known."""
+    shift, root = np.asarray(state.frame.shift), np.asarray(state.frame.root)
     gaps = [np.linalg.norm(np.linalg.solve(root, shift - np.asarray(rival.frame.shift))) for rival in rivals]
     return all(gap > share * _APART for gap in gaps)
