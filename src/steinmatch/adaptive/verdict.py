@@ -21,6 +21,7 @@ _FALSE_ALARM = 1e-3  # probability, over all parameters, that draws without faul
 _MEMORY = 0.05  # share of a parameter's variance that chains may remember of their start
 _LEAST_ESS = 0.25  # of the weights, relative to the number of draws
 _ROUNDING = 1e-6  # sds: no smaller error is claimed, for sums in floating point over draws far from the origin
+_UNSEEN = 5.0  # largest values that are missing from an average: tails at the edge of a finite variance
 _BETTER = 0.95  # a larger family must lower the largest error by this factor
 
 
@@ -91,7 +92,7 @@ def judge(
     estimate, weights, ess, residual = _weighed(candidates, psi, d, k)
     rest = _in_units(functions - estimate.control, estimate.unit)
     seen = spread(rest, layout)
-    parts = [seen.error * _uncertainty(rest), weights @ _in_units(functions, estimate.unit) - seen.mean]
+    parts = [_cautious(rest, layout), weights @ _in_units(functions, estimate.unit) - seen.mean]
     if start is not None:
         begun = moment_functions(start[2].value, mean, sd)
         if estimate.family is not None:
@@ -138,14 +139,19 @@ def _moments(values: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " n"])
     return mean, np.sqrt(weights @ (values - mean) ** 2)
 
 
-def _uncertainty(rest: Float[np.ndarray, "n f"]) -> Float[np.ndarray, " f"]:
-    """A factor for what a standard error does not know of itself: a variance estimated from n values of kurtosis k has
-    a relative sd of sqrt((k - 1) / n); two of those are added.
+def _cautious(rest: Float[np.ndarray, "n f"], layout: Layout) -> Float[np.ndarray, " f"]:
+    """Standard errors, with what they do not know of themselves.
+
+    A variance estimated from n values of kurtosis k has a relative sd of sqrt((k - 1) / n); two of those are added. And
+    where rare values are large, those beyond the largest are missing from mean and variance alike: with tails r^-a the
+    sd of what they would add is sqrt(a / (a - 2)) times the largest value over n, 5 for a = 2.08.
     """
     centred = rest - rest.mean(axis=0)
     variance = _positive(np.mean(centred**2, axis=0))
     kurtosis = np.mean(centred**4, axis=0) / variance**2
-    return np.sqrt(1.0 + 2.0 * np.sqrt(np.maximum(kurtosis - 1.0, 0.0) / len(rest)))
+    factor = np.sqrt(1.0 + 2.0 * np.sqrt(np.maximum(kurtosis - 1.0, 0.0) / len(rest)))
+    unseen = _UNSEEN * np.abs(centred).max(axis=0) / len(rest)
+    return np.hypot(spread(rest, layout).error * factor, unseen)
 
 
 def moment_functions(
@@ -167,7 +173,7 @@ def _estimate(family: Family | None, control: np.ndarray, functions: np.ndarray,
     rest = functions - control
     shift, second = np.split(spread(rest, layout).mean, 2)
     unit = (shift, np.sqrt(np.maximum(1.0 + 2.0 * second - shift**2, 1e-4)))
-    return _Estimate(family, control, unit, spread(_in_units(rest, unit), layout).error)
+    return _Estimate(family, control, unit, _cautious(_in_units(rest, unit), layout))
 
 
 def _columns(family: Family, d: int, k: int) -> np.ndarray:
