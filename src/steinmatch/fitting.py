@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
-from steinmatch._checks import as_particles, known_name, positive_integer, positive_number
+from steinmatch._checks import known_name, positive_integer, positive_number
 from steinmatch._linalg import numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.adaptive import BATCH, Error, Evidence, Mode, Round, Walk, Walked, batch_of, log_evidence
@@ -46,11 +46,11 @@ from steinmatch.solvers import (
     Problem,
     Solution,
 )
+from steinmatch.starts import first_particles, resampled, spread_of
 from steinmatch.stein import compiled_features_at, values_at
 from steinmatch.storage import inference_data, variables, write
 from steinmatch.summary import Summary, summarise
-from steinmatch.targets import AbstractTarget, Evaluations, constrained_values
-from steinmatch.targets.base import Gradient
+from steinmatch.targets import AbstractTarget, constrained_values
 
 _KERNELS: dict[str, Callable[[], AbstractKernel]] = {
     "imq": IMQ,
@@ -67,7 +67,6 @@ _SOLVERS: dict[str, Callable[[], AbstractSolver]] = {
     "walk": Walk,
 }
 _MOST_IN_EQUATIONS = 600
-_LOOKED_AT = 16  # points at which a score is compared with differences of its log density
 _PARTICLES_A_FEATURE = 1.4  # of a refined fit, at least: with hardly more particles than features a root may not exist
 
 
@@ -321,7 +320,7 @@ def fit(
     if isinstance(init, Fit):
         init = init.particles
     start_key, kernel_key = jax.random.split(jax.random.key(seed))
-    particles = _start(target, n_particles, init, start_key)
+    particles = first_particles(target, n_particles, init, start_key)
     reruns = ""
     attempt = 0
     while True:
@@ -336,7 +335,7 @@ def fit(
             break
         more = n + max(1, n // 2)
         reruns += f"; the features had rank {rank} of {m} at n={n}, so it ran again with n={more}"
-        particles = _start(target, more, init if callable(init) else None, start_key)
+        particles = first_particles(target, more, init if callable(init) else None, start_key)
     short = "" if m is None or rank >= m else f"; the rank condition is not met: rank {rank} of {m} features"
     return Fit(
         target=target,
@@ -379,7 +378,9 @@ def _automatic(
         count = None if earlier is not None else n
         start = np.random.default_rng(seed).normal(size=(BATCH, target.dim)) if init is None else init
         batch = batch_of(target.dim)
-        particles = np.asarray(_start(target, None if init is None else count, start, jax.random.key(seed), batch))
+        particles = np.asarray(
+            first_particles(target, None if init is None else count, start, jax.random.key(seed), batch)
+        )
         starts = len(particles) + -len(particles) % batch
     else:
         particles = solver.resume.z[:1]
@@ -397,10 +398,10 @@ def _automatic(
         reason = "; ".join([*walked.notes, reason])
     assert error is not None
     if n is not None and len(particles) > n:
-        particles, weights, error = _drawn(target, particles, weights, error, n, seed)
+        particles, weights, error = resampled(target, particles, weights, error, n, seed)
     kernel = found.kernel
     if walked is not None and found.frame is None:  # a frame that is not affine: linear features of the particles' own
-        kernel = Whitened(Linear(), _spread_of(particles, weights))
+        kernel = Whitened(Linear(), spread_of(particles, weights))
     return Fit(
         target=target,
         kernel=plain(kernel),
@@ -430,30 +431,6 @@ def _modes(walked: Walked | None) -> tuple[Mode, ...]:
     return (Mode(1.0, 0.0, *walked.verdict.estimate),)
 
 
-def _spread_of(particles: np.ndarray, weights: np.ndarray) -> AffineMap:
-    """Mean and root of the covariance: `AffineMap.of_particles`, without compiling it."""
-    mean = weights @ particles
-    centred = np.sqrt(weights)[:, None] * (particles - mean)
-    try:
-        return AffineMap(jnp.asarray(mean), jnp.asarray(np.linalg.cholesky(centred.T @ centred)))
-    except np.linalg.LinAlgError:
-        return AffineMap.of_particles(jnp.asarray(particles), jnp.asarray(weights))
-
-
-def _drawn(
-    target: AbstractTarget, particles: np.ndarray, weights: np.ndarray, error: Error, n: int, seed: int
-) -> tuple[np.ndarray, np.ndarray, Error]:
-    """n of the weighted draws, by systematic resampling: equal weights, and errors with what that adds."""
-    comb = (np.arange(n) + np.random.default_rng(seed).uniform()) / n
-    chosen = particles[np.minimum(np.searchsorted(np.cumsum(weights), comb), len(weights) - 1)]
-    (_, before), (_, after) = constrained_values(target, particles), constrained_values(target, chosen)
-    mean = weights @ before
-    sd = np.sqrt(weights @ (before - mean) ** 2)
-    unit = np.where(sd > 0.0, sd, 1.0)
-    more = (after.mean(axis=0) - mean) / unit, after.std(axis=0) / unit - (sd > 0.0)
-    return chosen, np.full(n, 1.0 / n), Error(*(np.hypot(a, b) for a, b in zip(error, more, strict=True)))
-
-
 def _solver_for(problem: Problem, n: int) -> AbstractSolver:
     """The solver that "auto" stands for."""
     m = problem.kernel.n_features(problem.target.dim)
@@ -479,56 +456,3 @@ def _named(value: Any, kind: type, known: dict[str, Callable], what: str) -> Any
     if not isinstance(value, kind):
         raise TypeError(f"fit: {what} must be a {what} or one of {', '.join(sorted(known))}; got {value!r:.80}.")
     return value
-
-
-def _start(
-    target: AbstractTarget, n_particles: int | None, init: Any, key: PRNGKeyArray, some: int = 0
-) -> Float[Array, "n d"]:
-    """The checked start: shapes, finite values, and finite log densities and scores, at all particles; or at some of
-    them, which are evaluated in batches of this size.
-    """
-    n = 100 if n_particles is None else positive_integer(n_particles, "n_particles", "fit")
-    if init is None:
-        particles = plain(jax.random.normal(key, (n, target.dim), jnp.float64))
-    else:
-        particles = as_particles(init(key, n) if callable(init) else init, "fit (init)", target.dim)
-        if n_particles is not None and particles.shape[0] != n:
-            raise ValueError(f"fit: n_particles={n}, but init holds {particles.shape[0]} particles; give one of them.")
-    densities, scores = Evaluations(target, some or min(len(particles), 64))(np.asarray(particles))
-    densities = np.zeros(len(particles)) if target.log_density is None else densities
-    for values, name in ((densities, "log density"), (scores, "gradient of the log density")):
-        bad = ~np.isfinite(values.reshape(len(particles), -1)).all(axis=1)
-        if bad.all() if some else bad.any():
-            i = int(np.argmax(bad))
-            raise ValueError(
-                f"fit: the {name} is not finite at {int(bad.sum())} of {len(particles)} starting particles; "
-                f"particle {i}, x = {np.array2string(particles[i], precision=3, threshold=6)}, gives "
-                f"{np.array2string(values[i], precision=3, threshold=6)}. Check the target there, or give init= where "
-                "the density is positive."
-            )
-    if target.log_density is not None and not isinstance(target.score, Gradient):
-        _check_gradient(target, np.asarray(particles)[:_LOOKED_AT], densities, scores, some)
-    return jnp.asarray(particles)
-
-
-def _check_gradient(
-    target: AbstractTarget, x: np.ndarray, densities: np.ndarray, scores: np.ndarray, batch: int
-) -> None:
-    """A score of the user's own must be the gradient of the log density: differences along random directions."""
-    n, d = x.shape
-    along = np.random.default_rng(0).normal(size=(n, d))
-    along /= np.linalg.norm(along, axis=1, keepdims=True)
-    h = 1e-3 * (1.0 + np.abs(x).max(axis=1))[:, None]
-    ends = Evaluations(target, batch or min(2 * n, 64))(np.concatenate([x + h * along, x - h * along]))[0]
-    found, said = (ends[:n] - ends[n:]) / (2.0 * h[:, 0]), np.sum(scores[:n] * along, axis=1)
-    with np.errstate(invalid="ignore"):
-        # Of curved densities the difference is off by h^2; log densities in single precision by 1e-6 of themselves.
-        allowed = 0.05 * (np.abs(found) + np.abs(said)) + 1e-3 + 1e-6 * np.abs(densities[:n]) / h[:, 0]
-        off = np.abs(found - said) > allowed
-    if np.sum(off) > 0.5 * n:
-        i = int(np.argmax(off))
-        raise ValueError(
-            f"fit: score is not the gradient of log_density: at x = {np.array2string(x[i], precision=3, threshold=6)} "
-            f"the log density changes by {found[i]:.4g} a unit along a direction where the score says {said[i]:.4g}. "
-            "Mend one of them, or leave out score= and let JAX differentiate log_density."
-        )

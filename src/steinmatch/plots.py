@@ -1,8 +1,8 @@
 """Pictures of particles. Plain records in, a matplotlib figure out."""
 
 from pathlib import Path
+from typing import Any
 
-import matplotlib.figure
 import numpy as np
 from jaxtyping import Float
 
@@ -17,7 +17,7 @@ def plot_particles(
     weights: Float[np.ndarray, " n"],
     parameters: list[str] | None = None,
     path: str | Path | None = None,
-) -> matplotlib.figure.Figure:
+) -> Any:
     """A matrix of scatter plots with smoothed marginals on the diagonal, of `parameters` or of the first five."""
     unknown = [name for name in parameters or [] if name not in names]
     if unknown:
@@ -26,7 +26,9 @@ def plot_particles(
     columns = [(names[i], values[:, i]) for i in chosen]
     shown = _shown(np.asarray(weights))
     k = len(columns)
-    figure = matplotlib.figure.Figure(figsize=(1.2 + 1.9 * k, 1.0 + 1.9 * k), layout="constrained")
+    from matplotlib.figure import Figure  # imported when used
+
+    figure = Figure(figsize=(1.2 + 1.9 * k, 1.0 + 1.9 * k), layout="constrained")
     axes = figure.subplots(k, k, squeeze=False, sharex="col")
     for row, (row_name, y) in enumerate(columns):
         for column, (column_name, x) in enumerate(columns):

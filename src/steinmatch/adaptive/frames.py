@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.special
-import scipy.stats
 from jaxtyping import Float
 
 from steinmatch.coordinates import AbstractFrame
@@ -32,10 +31,12 @@ class Cloud(NamedTuple):
 
 def normal_points(n: int, d: int, seed: int, antithetic: bool = True) -> Float[np.ndarray, "n d"]:
     """Quasi-random normal points; antithetic ones have mean 0 and, if there are enough, covariance I exactly."""
+    from scipy.stats import qmc  # imported when used: it takes half a second
+
     half = -(-n // 2) if antithetic else n
     with warnings.catch_warnings():  # Sobol' points prefer powers of two
         warnings.simplefilter("ignore")
-        uniform = scipy.stats.qmc.Sobol(d, scramble=True, rng=np.random.default_rng(seed)).random(half)
+        uniform = qmc.Sobol(d, scramble=True, rng=np.random.default_rng(seed)).random(half)
     z = scipy.special.ndtri(np.clip(uniform, 1e-10, 1.0 - 1e-10))
     if not antithetic:
         return z

@@ -11,7 +11,7 @@ over the variance of u at the start.
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
+import scipy.special
 from jaxtyping import Float
 
 from steinmatch.images import Family, Values, affordable, all_images
@@ -198,7 +198,7 @@ def _weighed(
 
 
 def _quantile(count: int, groups: int) -> float:
-    return float(scipy.stats.t.isf(0.5 * _FALSE_ALARM / count, max(groups - 1, 1)))
+    return float(-scipy.special.stdtrit(max(groups - 1, 1), 0.5 * _FALSE_ALARM / count))
 
 
 def _agree(estimate: _Estimate, layout: Layout) -> bool:

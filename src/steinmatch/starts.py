@@ -1,0 +1,94 @@
+"""Where a fit begins, checked, and what becomes of its draws: as many as were asked for, their mean and spread."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from steinmatch._checks import as_particles, positive_integer
+from steinmatch._types import plain
+from steinmatch.adaptive import Error
+from steinmatch.coordinates import AffineMap
+from steinmatch.targets import AbstractTarget, Evaluations, constrained_values
+from steinmatch.targets.base import Gradient
+
+_LOOKED_AT = 16  # points at which a score is compared with differences of its log density
+
+
+def first_particles(
+    target: AbstractTarget, n_particles: int | None, init: Any, key: PRNGKeyArray, some: int = 0
+) -> Float[Array, "n d"]:
+    """The checked start: shapes, finite values, and finite log densities and scores, at all particles; or at some of
+    them, which are evaluated in batches of this size.
+    """
+    n = 100 if n_particles is None else positive_integer(n_particles, "n_particles", "fit")
+    if init is None:
+        particles = plain(jax.random.normal(key, (n, target.dim), jnp.float64))
+    else:
+        particles = as_particles(init(key, n) if callable(init) else init, "fit (init)", target.dim)
+        if n_particles is not None and particles.shape[0] != n:
+            raise ValueError(f"fit: n_particles={n}, but init holds {particles.shape[0]} particles; give one of them.")
+    densities, scores = Evaluations(target, some or min(len(particles), 64))(np.asarray(particles))
+    densities = np.zeros(len(particles)) if target.log_density is None else densities
+    for values, name in ((densities, "log density"), (scores, "gradient of the log density")):
+        bad = ~np.isfinite(values.reshape(len(particles), -1)).all(axis=1)
+        if bad.all() if some else bad.any():
+            i = int(np.argmax(bad))
+            raise ValueError(
+                f"fit: the {name} is not finite at {int(bad.sum())} of {len(particles)} starting particles; "
+                f"particle {i}, x = {np.array2string(particles[i], precision=3, threshold=6)}, gives "
+                f"{np.array2string(values[i], precision=3, threshold=6)}. Check the target there, or give init= where "
+                "the density is positive."
+            )
+    if target.log_density is not None and not isinstance(target.score, Gradient):
+        _check_gradient(target, np.asarray(particles)[:_LOOKED_AT], densities, scores, some)
+    return jnp.asarray(particles)
+
+
+def _check_gradient(
+    target: AbstractTarget, x: np.ndarray, densities: np.ndarray, scores: np.ndarray, batch: int
+) -> None:
+    """A score of the user's own must be the gradient of the log density: differences along random directions."""
+    n, d = x.shape
+    along = np.random.default_rng(0).normal(size=(n, d))
+    along /= np.linalg.norm(along, axis=1, keepdims=True)
+    h = 1e-3 * (1.0 + np.abs(x).max(axis=1))[:, None]
+    ends = Evaluations(target, batch or min(2 * n, 64))(np.concatenate([x + h * along, x - h * along]))[0]
+    found, said = (ends[:n] - ends[n:]) / (2.0 * h[:, 0]), np.sum(scores[:n] * along, axis=1)
+    with np.errstate(invalid="ignore"):
+        # Of curved densities the difference is off by h^2; log densities in single precision by 1e-6 of themselves.
+        allowed = 0.05 * (np.abs(found) + np.abs(said)) + 1e-3 + 1e-6 * np.abs(densities[:n]) / h[:, 0]
+        off = np.abs(found - said) > allowed
+    if np.sum(off) > 0.5 * n:
+        i = int(np.argmax(off))
+        raise ValueError(
+            f"fit: score is not the gradient of log_density: at x = {np.array2string(x[i], precision=3, threshold=6)} "
+            f"the log density changes by {found[i]:.4g} a unit along a direction where the score says {said[i]:.4g}. "
+            "Mend one of them, or leave out score= and let JAX differentiate log_density."
+        )
+
+
+def spread_of(particles: np.ndarray, weights: np.ndarray) -> AffineMap:
+    """Mean and root of the covariance: `AffineMap.of_particles`, without compiling it."""
+    mean = weights @ particles
+    centred = np.sqrt(weights)[:, None] * (particles - mean)
+    try:
+        return AffineMap(jnp.asarray(mean), jnp.asarray(np.linalg.cholesky(centred.T @ centred)))
+    except np.linalg.LinAlgError:
+        return AffineMap.of_particles(jnp.asarray(particles), jnp.asarray(weights))
+
+
+def resampled(
+    target: AbstractTarget, particles: np.ndarray, weights: np.ndarray, error: Error, n: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, Error]:
+    """n of the weighted draws, by systematic resampling: equal weights, and errors with what that adds."""
+    comb = (np.arange(n) + np.random.default_rng(seed).uniform()) / n
+    chosen = particles[np.minimum(np.searchsorted(np.cumsum(weights), comb), len(weights) - 1)]
+    (_, before), (_, after) = constrained_values(target, particles), constrained_values(target, chosen)
+    mean = weights @ before
+    sd = np.sqrt(weights @ (before - mean) ** 2)
+    unit = np.where(sd > 0.0, sd, 1.0)
+    more = (after.mean(axis=0) - mean) / unit, after.std(axis=0) / unit - (sd > 0.0)
+    return chosen, np.full(n, 1.0 / n), Error(*(np.hypot(a, b) for a, b in zip(error, more, strict=True)))
