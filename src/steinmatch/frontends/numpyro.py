@@ -14,6 +14,7 @@ from numpyro.infer.util import constrain_fn, initialize_model, potential_energy,
 
 from steinmatch._types import Vector, float64
 from steinmatch.targets import ModelInfo, Target
+from steinmatch.targets.closures import with_own_arrays
 
 
 class _Unobserved(uncondition):
@@ -31,7 +32,7 @@ class _Unobserved(uncondition):
 def _as_leaf(value: Any) -> Any:
     """Arrays of floats in double precision; what is no array stays as it is, and is part of the compiled code."""
     if isinstance(value, np.ndarray | jax.Array):
-        array = np.asarray(value)
+        array = np.array(value)  # a copy: see targets.closures
         return array.astype(np.float64) if np.issubdtype(array.dtype, np.floating) else array
     return value
 
@@ -83,6 +84,8 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     """
     if not callable(model):
         raise TypeError(f"from_numpyro: model must be a NumPyro model, a function; got {model!r:.80}.")
+    model = with_own_arrays(model)
+    args, kwargs = jax.tree.map(_as_leaf, (args, kwargs))
     try:
         info = initialize_model(
             jax.random.key(0), model, model_args=args, model_kwargs=kwargs, dynamic_args=False, validate_grad=False
@@ -95,7 +98,6 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     start = {name: np.asarray(value, np.float64) for name, value in info.param_info.z.items()}
     if not start:
         raise ValueError("from_numpyro: the model has no latent sites.")
-    args_, kwargs_ = jax.tree.map(_as_leaf, (args, kwargs))
     sites = _Sites(tuple((name, tuple(value.shape)) for name, value in sorted(start.items())))
     dim = sum(value.size for value in start.values())
 
@@ -125,8 +127,8 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
                 coords |= {frame.name: list(range(frame.size)) for frame in frames}
     info = ModelInfo(dims, coords, predict, unconstrain)
     return Target(
-        _Density(model, args_, kwargs_, sites),
+        _Density(model, args, kwargs, sites),
         dim=dim,
-        constrain=_Constrained(model, args_, kwargs_, sites),
+        constrain=_Constrained(model, args, kwargs, sites),
         info=info,
     )

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from steinmatch._checks import positive_integer
 from steinmatch._types import Scalar, Vector, float64
+from steinmatch.targets.closures import with_own_arrays
 from steinmatch.targets.host import on_host
 
 # What JAX raises when a function asks a traced value for its number, as NumPy and SciPy functions do.
@@ -127,6 +128,11 @@ class Target(AbstractTarget):
                 raise TypeError(f"Target: {name} must be a function of one point, got {function!r:.80}.")
         if log_density is None and score is None:
             raise ValueError("Target: a target needs a gradient: give log_density (JAX takes its gradient) or score.")
+        if log_density is not None:
+            log_density = _apart(log_density, "log_density", (), self.dim)
+        if score is not None:
+            score = _apart(score, "score", (self.dim,), self.dim)
+        constrain = with_own_arrays(constrain)
         traced_density = None if log_density is None else _traceable(log_density, "log_density", (), self.dim)
         if score is None:
             if isinstance(traced_density, _Callback):
@@ -174,6 +180,14 @@ class Target(AbstractTarget):
 
 def _point(dim: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((dim,), jnp.float64)
+
+
+def _apart(function: Callable, name: str, shape: tuple[int, ...], dim: int) -> Callable:
+    """A function that JAX traces over copies of the arrays that it reads; one called on the host as it is."""
+    own = with_own_arrays(function)
+    if own is function or isinstance(_traceable(own, name, shape, dim), _Callback):
+        return function
+    return own
 
 
 def _traceable(function: Callable, name: str, shape: tuple[int, ...], dim: int) -> Callable:
