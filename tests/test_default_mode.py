@@ -91,3 +91,28 @@ def test_recursion_is_left_alone():
         return steps.sum() if n == 0 else down(n - 1)
 
     assert with_own_arrays(down)(3) == 3.0
+
+
+FORKED = """
+import os, warnings
+import jax.numpy as jnp
+import steinmatch as sm
+warnings.simplefilter("ignore")
+target = sm.Target(lambda x: -0.5 * jnp.sum(x**2), dim=2)
+sm.fit(target, progress=False)
+child = os.fork()
+if child == 0:
+    try:
+        sm.fit(target, progress=False)
+    except RuntimeError as error:
+        os._exit(7 if "forked" in str(error) else 8)
+    os._exit(9)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fit_in_a_forked_child_says_so(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(FORKED)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert "child 7" in done.stdout, done.stderr[-2000:]

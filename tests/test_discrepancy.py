@@ -109,3 +109,37 @@ def test_user_target_has_no_closed_form_mmd():
     target = sm.Target(lambda x: -0.5 * jnp.sum(x**2), dim=1)
     with pytest.raises(TypeError, match="neither a closed form nor exact draws"):
         sm.mmd(target, [[0.0]])
+
+
+MEASURES = {
+    "velocity": lambda target, x: sm.velocity(target, sm.RBF(), x),
+    "stein_residual": lambda target, x: sm.stein_residual(target, sm.Linear(), x),
+    "ksd": lambda target, x: sm.ksd(target, x),
+    "mmd": lambda target, x: sm.mmd(target, x),
+}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_measures_are_functions_that_jax_can_transform(name):
+    """jit and vmap against the plain call, grad against central differences."""
+    target = sm.targets.Gaussian(np.zeros(2), np.eye(2))
+    x = np.random.default_rng(0).normal(size=(6, 2))
+    measure = lambda x: MEASURES[name](target, x)  # noqa: E731
+    np.testing.assert_allclose(jax.jit(measure)(x), measure(x), rtol=1e-12)
+    np.testing.assert_allclose(jax.vmap(measure)(np.stack([x, 2.0 * x]))[1], measure(2.0 * x), rtol=1e-12)
+    step = np.zeros_like(x)
+    step[2, 1] = 1e-6
+    total = lambda x: jnp.sum(jnp.asarray(measure(x)))  # noqa: E731
+    difference = (total(x + step) - total(x - step)) / 2e-6
+    np.testing.assert_allclose(jax.grad(total)(jnp.asarray(x))[2, 1], difference, rtol=1e-6, atol=1e-8)
+
+
+def test_weights_that_overflow_complex_numbers_and_masks_are_refused():
+    target = sm.targets.Gaussian(np.zeros(2), np.eye(2))
+    x = np.zeros((3, 2))
+    with pytest.raises(ValueError, match="weights must have a finite sum"):
+        sm.ksd(target, x, weights=np.full(3, 1e308))
+    with pytest.raises(ValueError, match="must be an array of numbers"):
+        sm.ksd(target, x + 1j)
+    with pytest.raises(ValueError, match="1 values are masked"):
+        sm.ksd(target, np.ma.masked_array(x, mask=[[0, 0], [0, 1], [0, 0]]))

@@ -1,22 +1,24 @@
 """What bad input gets: a sentence with the value, the place and the remedy."""
 
 import difflib
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from jax.core import Tracer
 
 from steinmatch._types import ArrayLike
 
 
-def as_particles(value: ArrayLike, place: str, dim: int | None = None) -> np.ndarray:
-    """`value` as a float64 array (n, d) of finite numbers; ValueError otherwise."""
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{place}: particles must be an array of numbers of shape (n, d), got {value!r:.80}"
-        ) from error
+def as_particles(value: ArrayLike, place: str, dim: int | None = None) -> Any:
+    """`value` as a float64 array (n, d) of finite numbers; ValueError otherwise. What JAX traces is checked for its
+    shape alone.
+    """
+    if isinstance(value, Tracer):
+        array: Any = value.astype(np.float64)
+    else:
+        array = _as_numbers(value, place)
     if array.ndim != 2:
         raise ValueError(
             f"{place}: particles must have shape (n, d), one row a particle; got shape {array.shape}. "
@@ -28,6 +30,8 @@ def as_particles(value: ArrayLike, place: str, dim: int | None = None) -> np.nda
         raise ValueError(
             f"{place}: particles of shape {array.shape} have dimension {array.shape[1]}, but the target has dim={dim}."
         )
+    if isinstance(value, Tracer):
+        return array
     bad = ~np.isfinite(array)
     if bad.any():
         row, column = np.argwhere(bad)[0]
@@ -38,17 +42,38 @@ def as_particles(value: ArrayLike, place: str, dim: int | None = None) -> np.nda
     return array
 
 
-def as_weights(value: ArrayLike | None, n: int, place: str) -> np.ndarray | None:
+def _as_numbers(value: ArrayLike, place: str) -> np.ndarray:
+    """`value` as a float64 array; complex numbers and masks are not dropped in silence."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise ValueError(
+            f"{place}: {int(np.ma.count_masked(value))} values are masked; give particles without them, such as "
+            "np.ma.compress_rows(x)."
+        )
+    try:
+        if np.iscomplexobj(value):
+            raise TypeError("complex numbers")
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{place}: particles must be an array of numbers of shape (n, d), got {value!r:.80}"
+        ) from error
+
+
+def as_weights(value: ArrayLike | None, n: int, place: str) -> Any:
     """`value` as non-negative float64 weights (n,) with a positive sum; None stays None."""
     if value is None:
         return None
-    array = np.asarray(value, dtype=np.float64)
+    if isinstance(value, Tracer):
+        return value
+    array = _as_numbers(value, place)
     if array.shape != (n,):
         raise ValueError(f"{place}: weights must have shape ({n},), one per particle; got shape {array.shape}.")
-    if not np.isfinite(array).all() or (array < 0).any() or not array.sum() > 0:
+    with np.errstate(over="ignore"):
+        total = array.sum()
+    if not np.isfinite(array).all() or (array < 0).any() or not (total > 0 and np.isfinite(total)):
         raise ValueError(
-            f"{place}: weights must be finite, non-negative and not all zero; got values from {array.min()} to "
-            f"{array.max()}."
+            f"{place}: weights must have a finite sum, be non-negative and not all zero; got values from "
+            f"{array.min()} to {array.max()}."
         )
     return array
 
@@ -79,3 +104,27 @@ def known_name(value: str, known: Iterable[str], kind: str, place: str) -> str:
     near = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"{place}: unknown {kind} {value!r}.{hint} Known: {', '.join(names)}.")
+
+
+class _Process:
+    """Whether this process was forked from one that has used JAX, whose threads a child does not have."""
+
+    used = False
+    forked = False
+
+    @classmethod
+    def after_fork(cls) -> None:
+        cls.forked = cls.used
+
+
+os.register_at_fork(after_in_child=_Process.after_fork)
+
+
+def check_process(place: str) -> None:
+    """RuntimeError in a forked child, where JAX would wait for ever."""
+    if _Process.forked:
+        raise RuntimeError(
+            f"{place}: this process was forked from one that has used JAX, and would hang: JAX's threads are not "
+            'in it. Use multiprocessing.get_context("spawn"), or fork before the first fit.'
+        )
+    _Process.used = True

@@ -1,11 +1,12 @@
 """Distances between particles and target: kernelized Stein discrepancy, its random-feature form, MMD."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from steinmatch._checks import as_particles, as_weights, positive_number
@@ -26,7 +27,7 @@ def ksd_squared(
     weights: ArrayLike | None = None,
     statistic: Literal["v", "u"] = "v",
     seed: int = 0,
-) -> float:
+) -> Scalar:
     """KSD^2 = E[kappa_p(x, x')] over pairs of particles (Eq. 3 of the paper), with IMQ unless a kernel is given.
 
     statistic "v": all pairs, sum_ij w_i w_j kappa_ij, never negative. "u": pairs of distinct particles only,
@@ -40,7 +41,7 @@ def ksd_squared(
     if statistic == "u" and n < 2:
         raise ValueError(f"ksd: the U-statistic needs two particles at least, got {n}; use statistic='v'.")
     bound = (IMQ() if kernel is None else kernel).bind(jax.random.key(seed), particles)
-    return float(_ksd_squared(target, bound, particles, weights, statistic == "u"))
+    return _number(_ksd_squared(target, bound, particles, weights, statistic == "u"))
 
 
 def ksd(
@@ -50,9 +51,9 @@ def ksd(
     weights: ArrayLike | None = None,
     statistic: Literal["v", "u"] = "v",
     seed: int = 0,
-) -> float:
+) -> Scalar:
     """The kernelized Stein discrepancy, the root of `ksd_squared` (0 where a U-statistic is negative)."""
-    return float(np.sqrt(max(ksd_squared(target, particles, kernel, weights, statistic, seed), 0.0)))
+    return _root(ksd_squared(target, particles, kernel, weights, statistic, seed))
 
 
 @float64
@@ -63,12 +64,26 @@ def ksd_random_features(
     bandwidth: AbstractBandwidth | float | None = None,
     weights: ArrayLike | None = None,
     seed: int = 0,
-) -> float:
+) -> Scalar:
     """Random-feature KSD (Eq. 6 of the paper): the root of the mean over w of |G(w)|^2, for random cosines.
 
     Its expectation over the features is KSD^2 under RBF of the same bandwidth, for any number of features.
     """
     return ksd(target, particles, RandomFourier(n_features, bandwidth), weights, seed=seed)
+
+
+def _number(value: Any) -> Any:
+    """A float; what JAX traces stays as it is."""
+    return value if isinstance(value, Tracer) else float(value)
+
+
+@float64
+def _root(squared: Any) -> Any:
+    """The root, 0 of a negative number and with a derivative of 0 there."""
+    if not isinstance(squared, Tracer):
+        return float(np.sqrt(max(squared, 0.0)))
+    positive = squared > 0.0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, squared, 1.0)), 0.0)
 
 
 @eqx.filter_jit
@@ -118,7 +133,7 @@ def mmd(
     particles: ArrayLike,
     bandwidth: float | None = None,
     weights: ArrayLike | None = None,
-) -> float:
+) -> Scalar:
     """The maximum mean discrepancy between the particles and the target under RBF(bandwidth).
 
     Closed form for Gaussian, GaussianMixture and GaussBernoulliRBM targets, which are normal mixtures:
@@ -146,7 +161,7 @@ def mmd(
         squared = _mmd_squared_mixture(mixture, particles, scale, weights)
     else:
         squared = _mmd_squared_draws(target, particles, scale, weights)
-    return float(jnp.sqrt(jnp.maximum(squared, 0.0)))
+    return _root(_number(squared))
 
 
 def _mean_kernel(

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from steinmatch._checks import known_name, positive_integer, positive_number
+from steinmatch._checks import check_process, known_name, positive_integer, positive_number
 from steinmatch._linalg import numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.adaptive import BATCH, Error, Evidence, Mode, Round, Walk, Walked, batch_of, log_evidence
@@ -297,6 +297,7 @@ def fit(
 
     A solve that does not converge returns its best particles with `converged=False` and the `reason`; so does Ctrl-C.
     """
+    check_process("fit")
     started = time.monotonic()
     if not isinstance(target, AbstractTarget):
         raise TypeError(

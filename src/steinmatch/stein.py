@@ -76,7 +76,7 @@ def stein_residual(
     particles: ArrayLike,
     weights: ArrayLike | None = None,
     seed: int = 0,
-) -> Float[np.ndarray, "m d"]:
+) -> Float[np.ndarray, "m d"] | Float[Array, "m d"]:
     """The Stein residual G of a feature kernel, G_l = (1/n) sum_i (P phi_l)(x_i), shape (m, d).
 
     Zero for every l exactly when the particles match all of span{P phi_l} (Theorem 3.2). Rows are those of the features

@@ -149,7 +149,7 @@ def velocity(
     particles: ArrayLike,
     weights: ArrayLike | None = None,
     seed: int = 0,
-) -> Float[np.ndarray, "n d"]:
+) -> Float[np.ndarray, "n d"] | Float[Array, "n d"]:
     """The SVGD direction at the particles, v(x_i) = (1/n) sum_j [s(x_j) k(x_j, x_i) + grad_{x_j} k(x_j, x_i)].
 
     Zero at every particle is the fixed point equation (Eq. 8 of the paper). An unbound kernel is bound with `seed`;
