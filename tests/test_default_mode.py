@@ -54,8 +54,11 @@ def ours():
 """
 
 
-@pytest.mark.parametrize("order", ["ours(); other(); ours()", "other(); ours(); other()"])
-@pytest.mark.parametrize("script", [PLAIN, NUMPYRO], ids=["plain", "numpyro"])
+@pytest.mark.parametrize(
+    ("script", "order"),
+    [(PLAIN, "ours(); other(); ours()"), (PLAIN, "other(); ours(); other()"), (NUMPYRO, "other(); ours(); other()")],
+    ids=["ours first", "other first", "numpyro"],
+)
 def test_fits_and_other_jax_share_numpy_data(script, order, tmp_path):
     path = tmp_path / "script.py"
     path.write_text(DATA + textwrap.dedent(script) + "\n" + order.replace("; ", "\n") + "\nprint('done')\n")

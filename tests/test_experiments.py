@@ -33,7 +33,7 @@ def small(tmp_path_factory):
     patch.setattr(methods, "DESCENT_STEPS", 200)
     for module in (gaussian, condition, rbm):
         patch.setattr(module, "DIM", 5)
-        patch.setattr(module, "QUICK_GRID", (3, 6, 12))
+        patch.setattr(module, "QUICK_GRID", (3, 12))
     patch.setattr(condition, "QUICK_CONDITIONS", (1.0, 10.0))
     patch.setattr(rbm, "HIDDEN", 3)
     patch.setattr(mixture, "SIZES", {mixture.SMALL: (3, 12)})

@@ -312,8 +312,8 @@ def test_annealing_finds_the_masses_of_separated_modes():
     weights = np.array([0.1, 0.2, 0.3, 0.4])
     target = GaussianMixture([[-6.0, -6.0], [-6.0, 6.0], [6.0, -6.0], [6.0, 6.0]], weights=weights)
     for solver in (
-        sm.Annealed(polish=sm.Descent(n_steps=300)),
-        sm.Annealed(adaptive=True, polish=sm.Descent(n_steps=300)),
+        sm.Annealed(polish=sm.Descent(n_steps=100)),
+        sm.Annealed(adaptive=True, polish=sm.Descent(n_steps=100)),
     ):
         fit = sm.fit(target, 200, kernel=sm.RBF(), solver=solver, progress=False)
         nearest = np.argmin(((fit.particles[:, None] - target.means[None]) ** 2).sum(-1), axis=1)
