@@ -114,7 +114,7 @@ class LevenbergMarquardt(AbstractStepSolver):
         dense_limit: int = 4000,
         factor_limit: int = 25_000,
         inner_steps: int = 3000,
-        rounds: int = 16,
+        rounds: int = 10,
         shakes: int = 30,
     ):
         self.tol = positive_number(tol, "tol", "LevenbergMarquardt")
