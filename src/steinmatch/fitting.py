@@ -21,14 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from steinmatch._checks import check_process, known_name, positive_integer, positive_number
+from steinmatch._checks import check_process, positive_integer, positive_number
 from steinmatch._linalg import numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.adaptive import BATCH, Error, Evidence, Mode, Round, Walk, Walked, batch_of, log_evidence
 from steinmatch.certificate import Certificate, certify
+from steinmatch.choices import kernel_named, solver_for, solver_named
 from steinmatch.coordinates import AffineMap, PulledBack
-from steinmatch.features import Linear, LinearRandom
-from steinmatch.kernels import IMQ, RBF, AbstractKernel, Matern, Whitened
+from steinmatch.features import Linear
+from steinmatch.kernels import RBF, AbstractKernel, Whitened
 from steinmatch.matching import MatchingSet
 from steinmatch.plainly import unplaced
 from steinmatch.plots import plot_particles
@@ -37,11 +38,7 @@ from steinmatch.query import Query, answer, query_features
 from steinmatch.sharpening import stein_weights
 from steinmatch.solvers import (
     AbstractSolver,
-    Affine,
-    Annealed,
     Budget,
-    Chain,
-    Descent,
     LevenbergMarquardt,
     Problem,
     Solution,
@@ -52,20 +49,6 @@ from steinmatch.storage import inference_data, variables, write
 from steinmatch.summary import Summary, summarise
 from steinmatch.targets import AbstractTarget, constrained_values
 
-_KERNELS: dict[str, Callable[[], AbstractKernel]] = {
-    "imq": IMQ,
-    "linear": Linear,
-    "linear+random": LinearRandom,
-    "matern": Matern,
-    "rbf": RBF,
-}
-_SOLVERS: dict[str, Callable[[], AbstractSolver]] = {
-    "affine": Affine,
-    "annealed": Annealed,
-    "descent": Descent,
-    "levenberg-marquardt": LevenbergMarquardt,
-    "walk": Walk,
-}
 _MOST_IN_EQUATIONS = 600
 _PARTICLES_A_FEATURE = 1.4  # of a refined fit, at least: with hardly more particles than features a root may not exist
 
@@ -305,10 +288,8 @@ def fit(
             "For a log density write Target(log_density, dim=d)."
         )
     accuracy = positive_number(tol, "tol", "fit")
-    chosen_kernel: AbstractKernel = RBF() if kernel is None else _named(kernel, AbstractKernel, _KERNELS, "kernel")
-    chosen_solver: AbstractSolver | None = (
-        None if solver == "auto" else _named(solver, AbstractSolver, _SOLVERS, "solver")
-    )
+    chosen_kernel = RBF() if kernel is None else kernel_named(kernel)
+    chosen_solver = solver_named(solver)
     budget = Budget(
         None if max_steps is None else positive_integer(max_steps, "max_steps", "fit"),
         None if max_seconds is None else positive_number(max_seconds, "max_seconds", "fit"),
@@ -321,14 +302,14 @@ def fit(
     if isinstance(init, Fit):
         init = init.particles
     start_key, kernel_key = jax.random.split(jax.random.key(seed))
-    particles = first_particles(target, n_particles, init, start_key)
+    particles, _ = first_particles(target, n_particles, init, start_key)
     reruns = ""
     attempt = 0
     while True:
         attempt += 1
         n = particles.shape[0]
         problem = Problem(target, chosen_kernel.bind(kernel_key, particles), jnp.full(n, 1.0 / n))
-        used = _solver_for(problem, n) if chosen_solver is None else chosen_solver
+        used = solver_for(problem, n) if chosen_solver is None else chosen_solver
         with progress_bar(progress, f"{type(used).__name__}, {n} particles", budget.max_steps) as report:
             solution = used.solve(problem, particles, budget, report)
         rank, m = _rank(solution)
@@ -336,7 +317,7 @@ def fit(
             break
         more = n + max(1, n // 2)
         reruns += f"; the features had rank {rank} of {m} at n={n}, so it ran again with n={more}"
-        particles = first_particles(target, more, init if callable(init) else None, start_key)
+        particles, _ = first_particles(target, more, init if callable(init) else None, start_key)
     short = "" if m is None or rank >= m else f"; the rank condition is not met: rank {rank} of {m} features"
     return Fit(
         target=target,
@@ -378,11 +359,8 @@ def _automatic(
     if solver.resume is None:
         count = None if earlier is not None else n
         start = np.random.default_rng(seed).normal(size=(BATCH, target.dim)) if init is None else init
-        batch = batch_of(target.dim)
-        particles = np.asarray(
-            first_particles(target, None if init is None else count, start, jax.random.key(seed), batch)
-        )
-        starts = len(particles) + -len(particles) % batch
+        count = None if init is None else count
+        particles, starts = first_particles(target, count, start, jax.random.key(seed), batch_of(target.dim))
     else:
         particles = solver.resume.z[:1]
     problem = Problem(target, Linear(), jnp.full(len(particles), 1.0 / len(particles)))
@@ -432,28 +410,9 @@ def _modes(walked: Walked | None) -> tuple[Mode, ...]:
     return (Mode(1.0, 0.0, *walked.verdict.estimate),)
 
 
-def _solver_for(problem: Problem, n: int) -> AbstractSolver:
-    """The solver that "auto" stands for."""
-    m = problem.kernel.n_features(problem.target.dim)
-    if m is None or m > n:
-        return Chain(Affine(), Descent(n_steps=1000), LevenbergMarquardt())
-    return Chain(Affine(), LevenbergMarquardt())
-
-
 def _rank(solution: Solution) -> tuple[int, int | None]:
     """The rank of Phi and its number m of features; None for a full-rank kernel."""
     m = solution.kernel.n_features(solution.particles.shape[1])
     if m is None:
         return 0, None
     return numerical_rank(np.asarray(compiled_features_at(solution.kernel, solution.particles))), m
-
-
-def _named(value: Any, kind: type, known: dict[str, Callable], what: str) -> Any:
-    """An object as it is; a name as the object it stands for."""
-    if isinstance(value, str):
-        return known[known_name(value, {*known, "auto"} if what == "solver" else known, what, "fit")]()
-    if isinstance(value, type) and issubclass(value, kind):
-        raise TypeError(f"fit: {what} must be an object, got the class {value.__name__}; write {value.__name__}().")
-    if not isinstance(value, kind):
-        raise TypeError(f"fit: {what} must be a {what} or one of {', '.join(sorted(known))}; got {value!r:.80}.")
-    return value

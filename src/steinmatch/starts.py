@@ -19,9 +19,9 @@ _LOOKED_AT = 16  # points at which a score is compared with differences of its l
 
 def first_particles(
     target: AbstractTarget, n_particles: int | None, init: Any, key: PRNGKeyArray, some: int = 0
-) -> Float[Array, "n d"]:
+) -> tuple[Float[Array, "n d"], int]:
     """The checked start: shapes, finite values, and finite log densities and scores, at all particles; or at some of
-    them, which are evaluated in batches of this size.
+    them, which are evaluated in batches of this size. And how many gradients that took.
     """
     n = 100 if n_particles is None else positive_integer(n_particles, "n_particles", "fit")
     if init is None:
@@ -30,7 +30,8 @@ def first_particles(
         particles = as_particles(init(key, n) if callable(init) else init, "fit (init)", target.dim)
         if n_particles is not None and particles.shape[0] != n:
             raise ValueError(f"fit: n_particles={n}, but init holds {particles.shape[0]} particles; give one of them.")
-    densities, scores = Evaluations(target, some or min(len(particles), 64))(np.asarray(particles))
+    evaluate = Evaluations(target, some or min(len(particles), 64))
+    densities, scores = evaluate(np.asarray(particles))
     densities = np.zeros(len(particles)) if target.log_density is None else densities
     for values, name in ((densities, "log density"), (scores, "gradient of the log density")):
         bad = ~np.isfinite(values.reshape(len(particles), -1)).all(axis=1)
@@ -43,19 +44,17 @@ def first_particles(
                 "the density is positive."
             )
     if target.log_density is not None and not isinstance(target.score, Gradient):
-        _check_gradient(target, np.asarray(particles)[:_LOOKED_AT], densities, scores, some)
-    return jnp.asarray(particles)
+        _check_gradient(evaluate, np.asarray(particles)[:_LOOKED_AT], densities, scores)
+    return jnp.asarray(particles), evaluate.n_gradients
 
 
-def _check_gradient(
-    target: AbstractTarget, x: np.ndarray, densities: np.ndarray, scores: np.ndarray, batch: int
-) -> None:
+def _check_gradient(evaluate: Evaluations, x: np.ndarray, densities: np.ndarray, scores: np.ndarray) -> None:
     """A score of the user's own must be the gradient of the log density: differences along random directions."""
     n, d = x.shape
     along = np.random.default_rng(0).normal(size=(n, d))
     along /= np.linalg.norm(along, axis=1, keepdims=True)
     h = 1e-3 * (1.0 + np.abs(x).max(axis=1))[:, None]
-    ends = Evaluations(target, batch or min(2 * n, 64))(np.concatenate([x + h * along, x - h * along]))[0]
+    ends, _ = evaluate(np.concatenate([x + h * along, x - h * along]))
     found, said = (ends[:n] - ends[n:]) / (2.0 * h[:, 0]), np.sum(scores[:n] * along, axis=1)
     with np.errstate(invalid="ignore"):
         # Of curved densities the difference is off by h^2; log densities in single precision by 1e-6 of themselves.

@@ -1,6 +1,7 @@
 """What the automatic fit keeps on its way: chains, rounds, and what its solver asks of them."""
 
 import dataclasses
+import time
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from steinmatch.images import Values
 from steinmatch.plainly import placed
 from steinmatch.solvers.affine import AffineState
 from steinmatch.targets import AbstractTarget, Evaluations, SavedTarget
-from steinmatch.walks import States, Stretch
+from steinmatch.walks import ACCEPTANCE, States, Stretch
 from steinmatch.weights import Layout
 
 
@@ -94,6 +95,7 @@ class Memory:
     verdict: Verdict | None = None  # of the last round
     parts: tuple[Part, ...] = ()  # of several modes
     plain: bool = False  # no Stein weights
+    restarts: int = 0
     others: tuple[str, ...] = ()  # said of other modes before the fit began anew in a better one
 
 
@@ -138,6 +140,57 @@ def usual(chains: Chains, name: str) -> np.ndarray:
         np.concatenate([np.asarray(getattr(s, part)) for s in chains.stretches]) for part in (name, "caution")
     )
     return values[caution == 1.0]
+
+
+def recorded(memory: Memory, verdict: Verdict, layout: Layout) -> Memory:
+    """With a record of the round that has just been judged."""
+    assert memory.chains is not None
+    now = time.monotonic()
+    gradients = memory.evaluate.n_gradients
+    stiff, acceptance = usual(memory.chains, "stiff"), usual(memory.chains, "acceptance")
+    found = Round(
+        name=f"round {len(memory.rounds) + 1}",
+        n_draws=layout.n,
+        error=verdict.error.largest,
+        family=verdict.family,
+        ess=verdict.ess,
+        memory=verdict.memory,
+        acceptance=float(acceptance.mean()) if acceptance.size else ACCEPTANCE,
+        trajectories=stiff.size * layout.groups * layout.siblings,
+        stiff=float(stiff.mean()) if stiff.size else 0.0,
+        shortened=False,
+        n_gradients=gradients - memory.counted,
+        seconds=now - memory.clock,
+    )
+    return dataclasses.replace(memory, rounds=(*memory.rounds, found), clock=now, counted=gradients)
+
+
+def in_words(memory: Memory, verdict: Verdict, n: int, tol: float) -> str:
+    """The verdict in words, from what was measured."""
+    assert memory.chains is not None
+    error = verdict.error.largest
+    within = 2.0 * error <= tol
+    words = [
+        f"the largest standard error of a mean or sd is {error:.2g}, "
+        + (f"twice that within tol={tol:g}" if within else f"twice that above tol={tol:g}")
+        + f" ({n:,} draws of {len(memory.chains.states.z)} chains, {verdict.family}, worth {verdict.ess:,.0f})"
+    ]
+    if not verdict.mixed:
+        words.append(
+            f"the chains have not forgotten where they began: {verdict.memory:.0%} of a parameter's variance is "
+            "between groups of chains that began apart"
+        )
+    if too_stiff(memory.rounds[-1], tol) and not memory.plain:
+        words.append(
+            f"{memory.rounds[-1].stiff:.1%} of the trajectories came to where the density is too stiff for their "
+            "steps, such as the neck of a funnel: mass there may be missing; a non-centred parametrisation helps"
+        )
+    if not verdict.agree:
+        words.append(
+            "plain and weighted draws disagree: Stein's identity fails, as for a density with a jump or an edge, "
+            "or the chains are not yet stationary; the weights are uniform"
+        )
+    return "; ".join([*memory.notes, *words])
 
 
 def drawn(chains: Chains) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

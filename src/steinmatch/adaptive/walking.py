@@ -22,14 +22,14 @@ from steinmatch._checks import positive_integer, positive_number
 from steinmatch.adaptive.chains import (
     Chains,
     Memory,
-    Round,
     Walked,
     drawn,
+    in_words,
     left_behind,
     present,
+    recorded,
     starting_points,
     too_stiff,
-    usual,
 )
 from steinmatch.adaptive.frames import (
     BATCH,
@@ -64,6 +64,7 @@ _REUSABLE = 2.0  # variance of the log weights of a frame that serves another ta
 _SHORTER = 4.0  # factor of steps that were too long for where they went
 _HELPS = 0.7  # shorter steps must lower the share of failures by this factor, else it is not the steps
 _WARM = 2  # stretches before the first that counts
+_RESTARTS = 2  # in a mode with all but nothing of the mass
 _LONG = 512  # transitions of all chains from which on compiling them pays
 _FIRST_STEP = 1.2  # times d^(-1/4): the largest stable leapfrog step of a normal, and its scaling
 
@@ -210,6 +211,18 @@ class Walk(AbstractStepSolver):
             memory.evaluate, memory.frame, memory.points, memory.rays, memory.centre, memory.scale, self.seed, spent
         )
         memory = dataclasses.replace(memory, surveyed=True, phase="begin")
+        if len(seen.frames) == 1 and seen.better is not None and memory.restarts < _RESTARTS:
+            # All but nothing of the mass is here: begin anew there, and look around once more.
+            return dataclasses.replace(
+                memory,
+                centre=seen.better,
+                climbing=None,
+                frame=None,
+                points=None,
+                surveyed=False,
+                restarts=memory.restarts + 1,
+                phase="climb",
+            )
         if len(seen.frames) > 1 and problem.target.log_density is not None and not memory.notes:
             return dataclasses.replace(memory, parts=begin_parts(problem, memory, seen.frames, self.seed))
         if seen.better is None:
@@ -289,7 +302,7 @@ class Walk(AbstractStepSolver):
         verdict = judge(z, scores, Values.joined(list(chains.values)), layout, chains.start, families)
         verdict = confirmed(verdict, memory.verdict, layout.groups)
         before = memory.verdict
-        memory = dataclasses.replace(self._recorded(memory, verdict, layout), verdict=verdict)
+        memory = dataclasses.replace(recorded(memory, verdict, layout), verdict=verdict)
         enough = len(z) >= self.least_draws
         smooth = memory.plain or not too_stiff(memory.rounds[-1], self.tol)  # trajectories that leave a part all fail
         good = 2.0 * verdict.error.largest <= self.tol and verdict.mixed and verdict.agree and smooth
@@ -297,11 +310,11 @@ class Walk(AbstractStepSolver):
         converged = bool(good and enough and not memory.notes)
         reason = ""
         if good and enough:
-            reason = self._reason(memory, verdict, len(z))
+            reason = in_words(memory, verdict, len(z), self.tol)
         elif memory.notes and len(z) >= max(_ENOUGH_TO_SHOW, self.least_draws):
-            reason = self._reason(memory, verdict, len(z))  # more draws would not change it
+            reason = in_words(memory, verdict, len(z), self.tol)  # more draws would not change it
         elif 2 * len(z) > _MOST_DRAWS or 2 * z.size > _MOST_NUMBERS:
-            reason = f"stopped at {len(z):,} draws; " + self._reason(memory, verdict, len(z))
+            reason = f"stopped at {len(z):,} draws; " + in_words(memory, verdict, len(z), self.tol)
         particles = placed(chains.target.frame, z).x
         following = self._iterate(problem, memory, particles, verdict, iterate, reason, converged)
         return dataclasses.replace(following, memory=self._further(memory, verdict))
@@ -336,53 +349,6 @@ class Walk(AbstractStepSolver):
             wanted=wanted * CHUNK,
         )
         return dataclasses.replace(memory, chains=chains)
-
-    def _recorded(self, memory: Memory, verdict: Verdict, layout: Layout) -> Memory:
-        assert memory.chains is not None
-        now = time.monotonic()
-        gradients = memory.evaluate.n_gradients
-        stiff = usual(memory.chains, "stiff")
-        found = Round(
-            name=f"round {len(memory.rounds) + 1}",
-            n_draws=layout.n,
-            error=verdict.error.largest,
-            family=verdict.family,
-            ess=verdict.ess,
-            memory=verdict.memory,
-            acceptance=float(usual(memory.chains, "acceptance").mean()),
-            trajectories=stiff.size * self.groups * self.siblings,
-            stiff=float(stiff.mean()),
-            shortened=False,
-            n_gradients=gradients - memory.counted,
-            seconds=now - memory.clock,
-        )
-        return dataclasses.replace(memory, rounds=(*memory.rounds, found), clock=now, counted=gradients)
-
-    def _reason(self, memory: Memory, verdict: Verdict, n: int) -> str:
-        """The verdict in words, from what was measured."""
-        error = verdict.error.largest
-        within = 2.0 * error <= self.tol
-        words = [
-            f"the largest standard error of a mean or sd is {error:.2g}, "
-            + (f"twice that within tol={self.tol:g}" if within else f"twice that above tol={self.tol:g}")
-            + f" ({n:,} draws of {self.groups * self.siblings} chains, {verdict.family}, worth {verdict.ess:,.0f})"
-        ]
-        if not verdict.mixed:
-            words.append(
-                f"the chains have not forgotten where they began: {verdict.memory:.0%} of a parameter's variance is "
-                "between groups of chains that began apart"
-            )
-        if too_stiff(memory.rounds[-1], self.tol) and not memory.plain:
-            words.append(
-                f"{memory.rounds[-1].stiff:.1%} of the trajectories came to where the density is too stiff for their "
-                "steps, such as the neck of a funnel: mass there may be missing; a non-centred parametrisation helps"
-            )
-        if not verdict.agree:
-            words.append(
-                "plain and weighted draws disagree: Stein's identity fails, as for a density with a jump or an edge, "
-                "or the chains are not yet stationary; the weights are uniform"
-            )
-        return "; ".join([*memory.notes, *words])
 
     def _resumed(self, target: AbstractTarget, memory: Memory) -> Memory:
         """From the frame of an earlier fit and, where the target is the same, its draws."""

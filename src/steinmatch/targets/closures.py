@@ -7,6 +7,7 @@ over copies of the arrays in its closure, its defaults and the globals that it n
 module that it calls.
 """
 
+import builtins
 import types
 import weakref
 from collections.abc import Callable
@@ -78,9 +79,9 @@ def _rebuilt(function: types.FunctionType, copies: dict, seen: dict) -> Callable
     if not different and len(copies) == before:
         return function
     code = function.__code__
-    made = types.FunctionType(
-        code, {**home, **changed}, function.__name__, defaults or None, tuple(cells) if cells else None
-    )
+    # Of the globals only those that are named: a copy of all would keep the function itself, and its data, for ever.
+    own_globals = {"__builtins__": builtins, "__name__": home.get("__name__"), **named, **changed}
+    made = types.FunctionType(code, own_globals, function.__name__, defaults or None, tuple(cells) if cells else None)
     made.__kwdefaults__ = keywords or None
     made.__dict__.update(function.__dict__)
     made.__module__, made.__qualname__, made.__doc__ = function.__module__, function.__qualname__, function.__doc__

@@ -1,0 +1,54 @@
+"""Kernels and solvers by name, and the solver that "auto" stands for."""
+
+from collections.abc import Callable
+from typing import Any
+
+from steinmatch._checks import known_name
+from steinmatch.adaptive import Walk
+from steinmatch.features import Linear, LinearRandom
+from steinmatch.kernels import IMQ, RBF, AbstractKernel, Matern
+from steinmatch.solvers import AbstractSolver, Affine, Annealed, Chain, Descent, LevenbergMarquardt, Problem
+
+_KERNELS: dict[str, Callable[[], AbstractKernel]] = {
+    "imq": IMQ,
+    "linear": Linear,
+    "linear+random": LinearRandom,
+    "matern": Matern,
+    "rbf": RBF,
+}
+_SOLVERS: dict[str, Callable[[], AbstractSolver]] = {
+    "affine": Affine,
+    "annealed": Annealed,
+    "descent": Descent,
+    "levenberg-marquardt": LevenbergMarquardt,
+    "walk": Walk,
+}
+
+
+def kernel_named(value: Any) -> AbstractKernel:
+    """A kernel as it is; a name as the kernel it stands for."""
+    return _named(value, AbstractKernel, _KERNELS, "kernel")
+
+
+def solver_named(value: Any) -> AbstractSolver | None:
+    """A solver as it is, a name as the solver it stands for; None for "auto", which depends on the problem."""
+    return None if value == "auto" else _named(value, AbstractSolver, _SOLVERS, "solver")
+
+
+def solver_for(problem: Problem, n: int) -> AbstractSolver:
+    """The solver that "auto" stands for."""
+    m = problem.kernel.n_features(problem.target.dim)
+    if m is None or m > n:
+        return Chain(Affine(), Descent(n_steps=1000), LevenbergMarquardt())
+    return Chain(Affine(), LevenbergMarquardt())
+
+
+def _named(value: Any, kind: type, known: dict[str, Callable], what: str) -> Any:
+    """An object as it is; a name as the object it stands for."""
+    if isinstance(value, str):
+        return known[known_name(value, {*known, "auto"} if what == "solver" else known, what, "fit")]()
+    if isinstance(value, type) and issubclass(value, kind):
+        raise TypeError(f"fit: {what} must be an object, got the class {value.__name__}; write {value.__name__}().")
+    if not isinstance(value, kind):
+        raise TypeError(f"fit: {what} must be a {what} or one of {', '.join(sorted(known))}; got {value!r:.80}.")
+    return value
