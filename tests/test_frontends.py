@@ -161,3 +161,30 @@ def test_stan_says_what_is_wrong(forms):
     with pytest.raises(ValueError, match="stanc says"):
         sm.from_stan("parameters { real mu }\nmodel { }")
     assert not forms["stan"].differentiable
+
+
+@pytest.mark.parametrize("form", ["numpyro", "pymc"])
+def test_leave_one_out_agrees_with_the_conjugate_normal(form):
+    # y_i ~ N(mu, 1), mu ~ N(0, s^2): y_i given the others is N(m, 1 + v), v = 1 / (n - 1 + 1 / s^2).
+    y = np.random.default_rng(3).normal(0.7, 1.0, size=12)
+
+    def exact(s):
+        v = 1.0 / (len(y) - 1 + 1.0 / s**2)
+        m = v * (y.sum() - y)
+        return np.sum(-0.5 * np.log(2 * np.pi * (1 + v)) - 0.5 * (y - m) ** 2 / (1 + v))
+
+    def target(s):
+        if form == "pymc":
+            pm = pytest.importorskip("pymc")
+            with pm.Model() as model:
+                pm.Normal("y", pm.Normal("mu", 0.0, s), 1.0, observed=y)
+            return sm.from_pymc(model)
+        return sm.from_numpyro(
+            lambda y: numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, s)), 1.0), obs=y), y
+        )
+
+    fits = {"wide": sm.fit(target(3.0), progress=False), "tight": sm.fit(target(0.1), progress=False)}
+    table = sm.compare(fits).loo
+    for name, s in (("wide", 3.0), ("tight", 0.1)):
+        assert table.loc[name, "elpd_loo"] == pytest.approx(exact(s), abs=0.1)  # not left out: 0.9 more
+    assert table.index[0] == "wide"

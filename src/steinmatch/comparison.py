@@ -72,4 +72,4 @@ def _loo(fits: Mapping[str, Fit]) -> Any:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return arviz.compare({str(name): fit.to_arviz() for name, fit in fits.items()}, ic="loo")
+        return arviz.compare({str(name): fit.to_arviz(resample=True) for name, fit in fits.items()}, ic="loo")

@@ -45,9 +45,10 @@ from steinmatch.solvers import (
 )
 from steinmatch.starts import first_particles, resampled, spread_of
 from steinmatch.stein import compiled_features_at, values_at
-from steinmatch.storage import inference_data, variables, write
+from steinmatch.storage import inference_data, variables, with_log_likelihood, write
 from steinmatch.summary import Summary, summarise
 from steinmatch.targets import AbstractTarget, constrained_values
+from steinmatch.weights import systematic
 
 _MOST_IN_EQUATIONS = 600
 _PARTICLES_A_FEATURE = 1.4  # of a refined fit, at least: with hardly more particles than features a root may not exist
@@ -214,15 +215,20 @@ class Fit:
     def _stacked(self, fn: Callable[[Vector], Any]) -> Any:
         return jax.tree.map(np.asarray, jax.jit(jax.vmap(fn))(jnp.asarray(self.particles)))
 
-    def to_arviz(self) -> Any:
-        """An ArviZ InferenceData: the particles as one chain, not resampled, with weights in sample_stats, log
-        densities as `lp`, the unconstrained particles, and the verdict and certificate in the attributes.
+    def to_arviz(self, *, resample: bool = False) -> Any:
+        """An ArviZ InferenceData: the particles as one chain with weights in sample_stats, log densities as `lp`, the
+        observations' log likelihoods where the model has them (NumPyro, PyMC), the unconstrained particles, and the
+        verdict in the attributes. With `resample`, draws of equal weight, for functions that know of no weights.
         """
-        return inference_data(self)
+        if not resample:
+            return with_log_likelihood(self)
+        n = len(self.weights)
+        chosen = self.particles[systematic(self.weights, n, self.seed)]
+        return with_log_likelihood(dataclasses.replace(self, particles=chosen, weights=np.full(n, 1.0 / n)))
 
     def save(self, path: str | Path) -> None:
         """A NetCDF file that `steinmatch.load` and ArviZ read; written whole or not at all."""
-        write(self.to_arviz(), path)
+        write(inference_data(self), path)
 
     def _verdict(self) -> str:
         state = "converged" if self.converged else "NOT converged"

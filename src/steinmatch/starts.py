@@ -13,6 +13,7 @@ from steinmatch.adaptive import Error
 from steinmatch.coordinates import AffineMap
 from steinmatch.targets import AbstractTarget, Evaluations, constrained_values
 from steinmatch.targets.base import Gradient
+from steinmatch.weights import systematic
 
 _LOOKED_AT = 16  # points at which a score is compared with differences of its log density
 
@@ -83,8 +84,7 @@ def resampled(
     target: AbstractTarget, particles: np.ndarray, weights: np.ndarray, error: Error, n: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, Error]:
     """n of the weighted draws, by systematic resampling: equal weights, and errors with what that adds."""
-    comb = (np.arange(n) + np.random.default_rng(seed).uniform()) / n
-    chosen = particles[np.minimum(np.searchsorted(np.cumsum(weights), comb), len(weights) - 1)]
+    chosen = particles[systematic(weights, n, seed)]
     (_, before), (_, after) = constrained_values(target, particles), constrained_values(target, chosen)
     mean = weights @ before
     sd = np.sqrt(weights @ (before - mean) ** 2)

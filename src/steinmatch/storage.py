@@ -82,6 +82,24 @@ def weighted_draws(
         return arviz.from_dict(posterior=posterior, sample_stats=stats, dims=dims, coords=coords)
 
 
+def with_log_likelihood(fit: Any) -> Any:
+    """A fit's InferenceData with the observations' log likelihoods, where the model has them."""
+    import xarray
+
+    data = inference_data(fit)
+    found = getattr(getattr(fit.target, "info", None), "log_likelihood", None)
+    if found is not None:
+        values = found(variables(fit.target, fit.particles))
+        own = {
+            name: (("chain", "draw", *(f"{name}_dim_{i}" for i in range(value.ndim - 1))), value[None])
+            for name, value in values.items()
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            data.add_groups({"log_likelihood": xarray.Dataset(own)})
+    return data
+
+
 def inference_data(fit: Any) -> Any:
     """One chain whose draws are a fit's particles, not resampled: groups posterior, sample_stats and unconstrained."""
     import xarray

@@ -165,3 +165,9 @@ def nearest_weights(psi: Float[np.ndarray, "n m"]) -> Nearest | None:
         return None
     weights = ratio / ratio.sum()
     return Nearest(weights, float(1.0 / np.sum(weights**2)), float(np.abs(weights @ psi).max()))
+
+
+def systematic(weights: Float[np.ndarray, " n"], count: int, seed: int) -> np.ndarray:
+    """Indices of `count` equally weighted draws out of weighted ones, by systematic (low variance) resampling."""
+    comb = (np.arange(count) + np.random.default_rng(seed).uniform()) / count
+    return np.minimum(np.searchsorted(np.cumsum(weights), comb), len(weights) - 1)

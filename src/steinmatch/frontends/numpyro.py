@@ -10,6 +10,7 @@ import numpy as np
 from numpyro.distributions import Unit
 from numpyro.handlers import uncondition
 from numpyro.infer import Predictive
+from numpyro.infer import log_likelihood as log_likelihood_of
 from numpyro.infer.util import constrain_fn, initialize_model, potential_energy, unconstrain_fn
 
 from steinmatch._types import Vector, float64
@@ -114,6 +115,12 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
         with jax.enable_x64(True):
             return np.asarray(jax.vmap(one)({name: jax.numpy.asarray(values[name]) for name in start}))
 
+    def log_likelihood(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        with jax.enable_x64(True):
+            latent = {name: jax.numpy.asarray(value) for name, value in values.items() if name in start}
+            found = log_likelihood_of(model, latent, *args, **kwargs)
+        return {name: np.asarray(value) for name, value in found.items() if name not in factors}
+
     dims, coords, factors = {}, {}, set()
     for name, site in info.model_trace.items():
         if site["type"] == "sample" and isinstance(site["fn"], Unit):  # what numpyro.factor makes
@@ -125,7 +132,7 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
                 extra = [f"{name}_dim_{i}" for i in range(len(shape) - len(frames))]
                 dims[name] = [*(frame.name for frame in frames), *extra]
                 coords |= {frame.name: list(range(frame.size)) for frame in frames}
-    info = ModelInfo(dims, coords, predict, unconstrain)
+    info = ModelInfo(dims, coords, predict, unconstrain, log_likelihood)
     return Target(
         _Density(model, args, kwargs, sites),
         dim=dim,

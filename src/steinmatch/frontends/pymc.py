@@ -67,8 +67,14 @@ def from_pymc(model: Any) -> Target:
             free.append(given.reshape(len(given), -1))
         return np.concatenate(free, axis=1)
 
+    def log_likelihood(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        import arviz
+
+        posterior = arviz.from_dict(posterior={name: value[None] for name, value in values.items()})
+        found = pymc.compute_log_likelihood(posterior, model=model, extend_inferencedata=False, progressbar=False)
+        return {str(name): np.asarray(value)[0] for name, value in found.items()}
+
     dims = {name: [str(dim) for dim in found] for name, found in model.named_vars_to_dims.items()}
     coords = {name: list(values) for name, values in model.coords.items() if values is not None}
-    return Target(
-        log_density, dim=int(bounds[-1]), constrain=constrain, info=ModelInfo(dims, coords, predict, unconstrain)
-    )
+    info = ModelInfo(dims, coords, predict, unconstrain, log_likelihood)
+    return Target(log_density, dim=int(bounds[-1]), constrain=constrain, info=info)

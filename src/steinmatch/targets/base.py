@@ -49,8 +49,8 @@ class _Callback(eqx.Module):
 
 
 class ModelInfo:
-    """What a front end knows beyond the density: coordinates for ArviZ, how to predict, and the way from constrained
-    values by name, (n, *shape) each, back to unconstrained points (n, d).
+    """What a front end knows beyond the density: coordinates for ArviZ, how to predict, the way from constrained values
+    by name, (n, *shape) each, back to unconstrained points (n, d), and the observations' log likelihoods at them.
     """
 
     def __init__(
@@ -59,9 +59,10 @@ class ModelInfo:
         coords: Mapping[str, Sequence] | None = None,
         predict: Callable[[dict[str, np.ndarray], int], Any] | None = None,
         unconstrain: Callable[[dict[str, np.ndarray]], np.ndarray] | None = None,
+        log_likelihood: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None,
     ):
         self.dims, self.coords = dict(dims or {}), dict(coords or {})
-        self.predict, self.unconstrain = predict, unconstrain
+        self.predict, self.unconstrain, self.log_likelihood = predict, unconstrain, log_likelihood
 
     # No part of what is compiled: targets that differ in this alone share their compiled code.
     def __eq__(self, other: object) -> bool:
