@@ -10,6 +10,8 @@ from jax.core import Tracer
 
 from steinmatch._types import ArrayLike
 
+_LARGEST = 1e100  # of a coordinate: its cube stays finite
+
 
 def as_particles(value: ArrayLike, place: str, dim: int | None = None) -> Any:
     """`value` as a float64 array (n, d) of finite numbers; ValueError otherwise. What JAX traces is checked for its
@@ -32,12 +34,12 @@ def as_particles(value: ArrayLike, place: str, dim: int | None = None) -> Any:
         )
     if isinstance(value, Tracer):
         return array
-    bad = ~np.isfinite(array)
+    bad = ~(np.abs(array) < _LARGEST)
     if bad.any():
         row, column = np.argwhere(bad)[0]
         raise ValueError(
-            f"{place}: particles must be finite, but entry [{row}, {column}] is {array[row, column]} "
-            f"({int(bad.any(axis=1).sum())} of {array.shape[0]} particles affected)."
+            f"{place}: particles must be finite, below {_LARGEST:g}, but entry [{row}, {column}] is "
+            f"{array[row, column]} ({int(bad.any(axis=1).sum())} of {array.shape[0]} particles affected)."
         )
     return array
 
@@ -83,6 +85,31 @@ def positive_integer(value: Any, name: str, place: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{place}: {name} must be a whole number of at least 1, got {value!r}.")
     return int(value)
+
+
+def whole_seed(value: Any, place: str) -> int:
+    """`value` as a seed: a whole number from 0 to 2^63 - 1."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < 2**63:
+        raise ValueError(f"{place}: seed must be a whole number from 0 to 2**63 - 1, got {value!r:.80}.")
+    return int(value)
+
+
+def check_kind(value: Any, kind: type, name: str, place: str, remedy: str) -> None:
+    """TypeError unless `value` is an object of this kind."""
+    if isinstance(value, type) and issubclass(value, kind):
+        raise TypeError(f"{place}: {name} must be an object, got the class {value.__name__}; write {value.__name__}().")
+    if not isinstance(value, kind):
+        raise TypeError(f"{place}: {name} must be {remedy}; got {value!r:.80}.")
+
+
+def check_size(n: int, d: int, place: str) -> None:
+    """ValueError where so many particles do not fit into this machine's memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
+    if 8 * n * d > memory // 4:
+        raise ValueError(
+            f"{place}: {n:,} particles of dimension {d:,} take {8e-9 * n * d:,.0f} GB, more than a quarter of the "
+            f"{1e-9 * memory:.0f} GB of this machine; ask for fewer."
+        )
 
 
 def positive_number(value: Any, name: str, place: str) -> float:

@@ -9,6 +9,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
+from steinmatch._faults import cause_of
+
 __all__ = ["ArrayLike", "Scalar", "Vector", "float64", "plain"]
 
 ArrayLike = Any
@@ -29,7 +31,13 @@ def float64(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         with jax.enable_x64(True):
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except (jax.errors.JaxRuntimeError, ValueError) as error:
+                cause = cause_of(error)
+                if cause is error:
+                    raise
+                raise cause from None
 
     return wrapped
 

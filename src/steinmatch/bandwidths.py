@@ -3,6 +3,7 @@
 import abc
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -11,6 +12,7 @@ from steinmatch._checks import positive_number
 from steinmatch._linalg import distinct_pairs, median, squared_distances
 from steinmatch._types import Scalar
 
+_SMALLEST = 1e-60  # of a bandwidth: fourth powers of its inverse stay finite
 _SUBSAMPLE = 1000  # the median is taken over the pairs of at most this many points
 
 
@@ -28,8 +30,15 @@ class Fixed(AbstractBandwidth):
 
     def __init__(self, bandwidth: Scalar):
         # An array, so that kernels of different bandwidths share their compiled code.
-        is_number = not eqx.is_array(bandwidth)
-        self.bandwidth = np.asarray(positive_number(bandwidth, "bandwidth", "Fixed")) if is_number else bandwidth
+        if isinstance(bandwidth, jax.Array) or (isinstance(bandwidth, np.ndarray) and bandwidth.shape == ()):
+            self.bandwidth = bandwidth
+            return
+        number = positive_number(bandwidth, "bandwidth", "Fixed")
+        if not _SMALLEST < number < 1.0 / _SMALLEST:
+            raise ValueError(
+                f"Fixed: bandwidth must lie between {_SMALLEST:g} and {1.0 / _SMALLEST:g}, got {number:g}."
+            )
+        self.bandwidth = np.asarray(number)
 
     def __call__(self, particles: Float[Array, "n d"]) -> Float[Array, ""]:
         return jnp.asarray(self.bandwidth)

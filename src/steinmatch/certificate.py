@@ -21,9 +21,9 @@ from steinmatch.coordinates import AffineMap
 from steinmatch.discrepancy import ksd
 from steinmatch.features import FeatureKernel, Linear, Polynomial, RandomFourier
 from steinmatch.kernels import IMQ, AbstractKernel, Scaled, Sum, Whitened
-from steinmatch.stein import compiled_features_at, images_at, residual_at
+from steinmatch.stein import bound_at, compiled_features_at, images_at, residual_at
 from steinmatch.svgd import scaled_residual_at, velocity_at
-from steinmatch.targets import AbstractTarget, Gaussian, scores_at
+from steinmatch.targets import AbstractTarget, Gaussian, check_target, scores_at
 
 _PAIRS = 5000  # points of the discrepancy, at most
 EXACT = 1e-8  # a scaled residual up to here counts as zero in words
@@ -117,10 +117,9 @@ def certify(
     **Arguments:** `target`, `kernel`, `particles`, `weights` and `seed` as in `velocity`; `frame`: the affine map in
     whose units residuals are scaled, by default the particles' mean and covariance.
     """
-    points = jnp.asarray(as_particles(particles, "certify", target.dim))
+    points, given, bound = bound_at("certify", target, kernel, particles, weights, seed)
     n, d = points.shape
-    w = normalised(as_weights(weights, n, "certify"), n)
-    bound = kernel.bind(jax.random.key(seed), points)
+    w = normalised(given, n)
     held, residual, speed = _measure(target, bound, points, w, None if frame is None else jnp.asarray(frame.root))
     m = held.n_features(d)
     rank, tolerance, extremes = None, None, None
@@ -233,6 +232,7 @@ def stein_ess(
     of the particles, Stein's identity E[(x - mu) s^T] = -I fails by M = -sym(E[z s^T] L), and L M^(-1/2) repairs it,
     so that collapsed particles are not mistaken for a narrow target.
     """
+    check_target(target, "stein_ess")
     points = jnp.asarray(as_particles(particles, "stein_ess", target.dim))
     n = points.shape[0]
     w = normalised(as_weights(weights, n, "stein_ess"), n)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from steinmatch._checks import known_name
+from steinmatch._checks import check_kind, known_name
 from steinmatch.adaptive import Walk
 from steinmatch.features import Linear, LinearRandom
 from steinmatch.kernels import IMQ, RBF, AbstractKernel, Matern
@@ -32,7 +32,7 @@ def kernel_named(value: Any) -> AbstractKernel:
 
 def solver_named(value: Any) -> AbstractSolver | None:
     """A solver as it is, a name as the solver it stands for; None for "auto", which depends on the problem."""
-    return None if value == "auto" else _named(value, AbstractSolver, _SOLVERS, "solver")
+    return None if isinstance(value, str) and value == "auto" else _named(value, AbstractSolver, _SOLVERS, "solver")
 
 
 def solver_for(problem: Problem, n: int) -> AbstractSolver:
@@ -47,8 +47,5 @@ def _named(value: Any, kind: type, known: dict[str, Callable], what: str) -> Any
     """An object as it is; a name as the object it stands for."""
     if isinstance(value, str):
         return known[known_name(value, {*known, "auto"} if what == "solver" else known, what, "fit")]()
-    if isinstance(value, type) and issubclass(value, kind):
-        raise TypeError(f"fit: {what} must be an object, got the class {value.__name__}; write {value.__name__}().")
-    if not isinstance(value, kind):
-        raise TypeError(f"fit: {what} must be a {what} or one of {', '.join(sorted(known))}; got {value!r:.80}.")
+    check_kind(value, kind, what, "fit", f"a {what} or one of {', '.join(sorted(known))}")
     return value

@@ -1,9 +1,10 @@
 """The command line: parse, call, print."""
 
 import json
+import math
 import os
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -23,6 +24,17 @@ def main() -> None:
 
 
 NOT_CONVERGED = 3
+
+
+def _json(value: Any) -> str:
+    """Standard JSON, in which what is not finite is null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: finite(part) for name, part in value.items()}
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(value))
 
 
 def _fail(message: str) -> NoReturn:
@@ -56,10 +68,12 @@ def fit(
 
     Exit code 0: converged; 2: bad input; 3: not converged (results are written all the same).
     """
+    from steinmatch._files import check_folder
     from steinmatch.fitting import fit as fit_target
     from steinmatch.modelfile import BadFile, read_target
 
     try:
+        check_folder(out)  # before the work, not after it
         target = read_target(model, data)
         result = fit_target(
             target, particles, kernel=kernel, solver=solver, seed=seed, tol=tol, max_seconds=max_seconds
@@ -67,9 +81,15 @@ def fit(
     except (BadFile, ValueError, TypeError) as error:
         _fail(str(error))
     summary = result.summary()
-    result.save(out / "fit.nc")
-    summary.write_csv(out / "summary.csv")
-    result.plot(out / "particles.png")
+    try:
+        result.save(out / "fit.nc")
+        summary.write_csv(out / "summary.csv")
+        result.plot(out / "particles.png")
+    except (OSError, ValueError) as error:
+        Console(stderr=True).print(escape(f"Not written into {out}: {error}"))
+        unwritten = True
+    else:
+        unwritten = False
     if as_json:
         record = {
             "converged": result.converged,
@@ -80,20 +100,22 @@ def fit(
             "seconds": result.seconds,
             "parameters": {name: summary[name] for name in summary.names},
         }
-        print(json.dumps(record))
+        print(_json(record))
     else:
         console = Console()
         console.print(summary)
         console.print(result.certificate)
         files = ", ".join(str(out / name) for name in ("fit.nc", "summary.csv", "particles.png"))
-        console.print(f"Written: {escape(files)}")
+        console.print("" if unwritten else f"Written: {escape(files)}")
+    if unwritten:
+        raise typer.Exit(2)
     if not result.converged:
         raise typer.Exit(NOT_CONVERGED)
 
 
 @app.command()
 def assess(
-    draws: Annotated[Path, typer.Argument(help="Draws of any sampler, unconstrained: .npy, .csv or .nc.")],
+    draws: Annotated[Path, typer.Argument(help="Draws of any sampler: .nc (by name), .npy or .csv (unconstrained).")],
     target: Annotated[str, typer.Option(metavar="FILE[:NAME]", help="The model, as for fit.")],
     data: Annotated[Path | None, typer.Option(help="JSON file of data, for Stan and NumPyro models.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
@@ -103,15 +125,16 @@ def assess(
     steinmatch assess draws.npy --target schools.py:model
     """
     from steinmatch.assessment import assess_draws
-    from steinmatch.modelfile import BadFile, read_draws, read_target
+    from steinmatch.foreign import read_foreign
+    from steinmatch.modelfile import BadFile, read_named_draws, read_target
 
     try:
         model = read_target(target, data)
-        found = assess_draws(model, read_draws(draws, model))
+        found = assess_draws(model, read_foreign(read_named_draws(draws, model), model, "assess").x)
     except (BadFile, ValueError, TypeError) as error:
         _fail(str(error))
     if as_json:
-        print(json.dumps(found.as_dict()))
+        print(_json(found.as_dict()))
     else:
         Console().print(found)
 
@@ -128,19 +151,25 @@ def sharpen(
 
     steinmatch sharpen draws.nc --target schools.py:model --out sharpened.nc
     """
+    from steinmatch._files import check_folder
     from steinmatch.modelfile import BadFile, read_named_draws, read_target
     from steinmatch.sharpening import sharpen as sharpen_draws
     from steinmatch.storage import write
 
     try:
+        if out is not None:
+            check_folder(out.parent)
         model = read_target(target, data)
         found = sharpen_draws(read_named_draws(draws, model), model)
     except (BadFile, ValueError, TypeError) as error:
         _fail(str(error))
-    if out is not None:
-        write(found.to_arviz(), out)
+    try:
+        if out is not None:
+            write(found.to_arviz(), out)
+    except (OSError, ValueError) as error:
+        _fail(f"Not written to {out}: {error}")
     if as_json:
-        print(json.dumps(found.as_dict()))
+        print(_json(found.as_dict()))
     else:
         Console().print(found)
         if out is not None:

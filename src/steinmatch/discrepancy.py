@@ -15,7 +15,7 @@ from steinmatch._types import ArrayLike, Scalar, float64
 from steinmatch.bandwidths import AbstractBandwidth
 from steinmatch.features import RandomFourier
 from steinmatch.kernels import IMQ, RBF, AbstractKernel, AbstractRadialKernel, Scaled, Sum
-from steinmatch.stein import residual_at, stein_kernel_matrix
+from steinmatch.stein import bound_at, residual_at, stein_kernel_matrix
 from steinmatch.targets import AbstractAnalyticTarget, AbstractTarget, scores_at
 
 
@@ -35,12 +35,11 @@ def ksd_squared(
     """
     if statistic not in ("v", "u"):
         raise ValueError(f'ksd: statistic must be "v" or "u", got {statistic!r}.')
-    particles = jnp.asarray(as_particles(particles, "ksd", target.dim))
+    chosen = IMQ() if kernel is None else kernel
+    particles, weights, bound = bound_at("ksd", target, chosen, particles, weights, seed)
     n = particles.shape[0]
-    weights = as_weights(weights, n, "ksd")
     if statistic == "u" and n < 2:
         raise ValueError(f"ksd: the U-statistic needs two particles at least, got {n}; use statistic='v'.")
-    bound = (IMQ() if kernel is None else kernel).bind(jax.random.key(seed), particles)
     return _number(_ksd_squared(target, bound, particles, weights, statistic == "u"))
 
 

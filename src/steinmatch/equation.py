@@ -15,17 +15,23 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from scipy.sparse.linalg import lsmr
 
-from steinmatch._checks import as_particles, as_weights
+from steinmatch._checks import as_particles
 from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import AbstractKernel, Scaled, Sum, Whitened
-from steinmatch.stein import compiled_images_at, compiled_scores_at, images_at, stein_kernel_matrix, values_at
+from steinmatch.stein import (
+    bound_at,
+    compiled_images_at,
+    compiled_scores_at,
+    images_at,
+    stein_kernel_matrix,
+    values_at,
+)
 from steinmatch.targets import AbstractTarget
 
 _GRID = 10.0 ** np.arange(-12.0, 2.5, 0.5)  # ridges tried, relative to the mean diagonal of the Gram matrix
@@ -82,16 +88,13 @@ def stein_equation(
       the one with the least leave-one-out error, for each component of f.
     - `seed`: of random features that are not bound yet.
     """
-    if not isinstance(features, AbstractKernel):
-        raise TypeError(f"stein_equation: features must be a kernel such as Polynomial(2), got {features!r:.80}.")
-    points = jnp.asarray(as_particles(points, "stein_equation", target.dim))
+    points, checked, bound = bound_at("stein_equation", target, features, points, weights, seed)
     n = points.shape[0]
-    checked = as_weights(weights, n, "stein_equation")
     w = np.full(n, 1.0 / n) if checked is None else checked / checked.sum()
     if ridge is not None and not (np.isfinite(ridge) and ridge >= 0.0):
         raise ValueError(f"stein_equation: ridge must be a number >= 0, got {ridge!r}; leave it out to have it chosen.")
     values, shape = _values(f, points)
-    held = features.bind(jax.random.key(seed), points).hold(points)
+    held = bound.hold(points)
     scores = np.asarray(compiled_scores_at(target, points))
     _check_finite(scores, "the score of the target")
     maps, kernels = _parts(held, target.dim)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from steinmatch._checks import positive_integer
+from steinmatch._checks import check_size, positive_integer
 from steinmatch._types import Scalar, Vector
 from steinmatch.bandwidths import AbstractBandwidth, Fixed, Median, as_bandwidth
-from steinmatch.kernels.base import AbstractKernel, Scaled, Sum
+from steinmatch.kernels.base import AbstractKernel, Scaled, Sum, check_output
 
 
 class AbstractFeatureKernel(AbstractKernel):
@@ -55,6 +55,10 @@ class Polynomial(AbstractFeatureKernel):
 
     def __init__(self, degree: int):
         self.degree = positive_integer(degree, "degree", "Polynomial")
+
+    def bind(self, key: PRNGKeyArray, particles: Float[Array, "n d"]) -> "Polynomial":
+        check_size(particles.shape[0], self.n_features(particles.shape[1]), f"Polynomial({self.degree})")
+        return self
 
     def n_features(self, dim: int) -> int:
         return math.comb(dim + self.degree, self.degree)
@@ -114,6 +118,7 @@ class RandomFourier(AbstractFeatureKernel):
     def bind(self, key: PRNGKeyArray, particles: Float[Array, "n d"]) -> "RandomFourier":
         if self.frequencies is not None:
             return self
+        check_size(self.n, sum(particles.shape), f"RandomFourier({self.n})")
         frequency_key, phase_key = jax.random.split(key)
         frequencies = jax.random.normal(frequency_key, (self.n, particles.shape[1]), jnp.float64)
         phases = jax.random.uniform(phase_key, (self.n,), jnp.float64, 0.0, 2.0 * np.pi)
@@ -173,13 +178,12 @@ class FeatureKernel(AbstractFeatureKernel):
 
     function: Callable[[Vector], Float[Array, " m"]]
 
+    def __check_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"FeatureKernel: function must be phi(x) of one point, got {self.function!r:.80}.")
+
     def n_features(self, dim: int) -> int:
-        shape = jax.eval_shape(self.function, jax.ShapeDtypeStruct((dim,), jnp.float64)).shape
-        if len(shape) != 1:
-            raise ValueError(
-                f"FeatureKernel: phi must return a vector of m features for a point of shape ({dim},), got {shape}."
-            )
-        return shape[0]
+        return check_output(self.function, (None,), 1, dim, "FeatureKernel")[0]
 
     def phi(self, x: Vector) -> Float[Array, " m"]:
         return self.function(x)

@@ -11,6 +11,7 @@ that make Stein's equations exact, until the standard errors of means and sds ar
 
 import dataclasses
 import functools
+import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from steinmatch._checks import check_process, positive_integer, positive_number
+from steinmatch._checks import check_process, positive_integer, positive_number, whole_seed
 from steinmatch._linalg import numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
-from steinmatch.adaptive import BATCH, Error, Evidence, Mode, Round, Walk, Walked, batch_of, log_evidence
+from steinmatch.adaptive import BATCH, MOST_DRAWS, Error, Evidence, Mode, Round, Walk, Walked, batch_of, log_evidence
 from steinmatch.certificate import Certificate, certify
 from steinmatch.choices import kernel_named, solver_for, solver_named
 from steinmatch.coordinates import AffineMap, PulledBack
@@ -43,11 +44,11 @@ from steinmatch.solvers import (
     Problem,
     Solution,
 )
-from steinmatch.starts import first_particles, resampled, spread_of
+from steinmatch.starts import first_particles, more_particles, resampled, spread_of
 from steinmatch.stein import compiled_features_at, values_at
 from steinmatch.storage import inference_data, variables, with_log_likelihood, write
 from steinmatch.summary import Summary, summarise
-from steinmatch.targets import AbstractTarget, constrained_values
+from steinmatch.targets import AbstractTarget, check_target, constrained_values
 from steinmatch.weights import systematic
 
 _MOST_IN_EQUATIONS = 600
@@ -97,7 +98,7 @@ class Fit:
     @float64
     def expectation(self, f: Callable[[Vector], Any]) -> np.ndarray:
         """The particles' average of f, a function of one unconstrained point with values of any shape."""
-        return np.tensordot(self.weights, values_at(f, jnp.asarray(self.particles)), axes=1)
+        return np.tensordot(self.weights, values_at(f, jnp.asarray(self.particles), "expectation"), axes=1)
 
     @functools.cached_property
     def certificate(self) -> Certificate:
@@ -201,7 +202,10 @@ class Fit:
         """The particles pushed through `fn`, a function of one point's constrained values (what `constrain` gives: a
         dict, or a vector); without one, through the model's own posterior predictive (NumPyro, PyMC).
         """
+        seed = whole_seed(seed, "predict")
         if fn is not None:
+            if not callable(fn):
+                raise TypeError(f"predict: fn must be a function of one point's constrained values, got {fn!r:.80}.")
             constrain = self.target.constrain
             return self._stacked(fn if constrain is None else lambda x: fn(constrain(x)))
         info = getattr(self.target, "info", None)
@@ -213,7 +217,25 @@ class Fit:
 
     @float64
     def _stacked(self, fn: Callable[[Vector], Any]) -> Any:
-        return jax.tree.map(np.asarray, jax.jit(jax.vmap(fn))(jnp.asarray(self.particles)))
+        try:
+            found = jax.tree.map(np.asarray, jax.jit(jax.vmap(fn))(jnp.asarray(self.particles)))
+        except Exception as error:
+            raise ValueError(
+                f"predict: fn must return numbers and be written with jax.numpy; {type(error).__name__}: {error}"
+            ) from error
+        if not jax.tree.leaves(found):
+            raise ValueError("predict: fn must return numbers; it returned nothing.")
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            pickle.dumps(self.target)
+        except Exception as error:
+            raise TypeError(
+                "a Fit whose target holds functions that pickle cannot store: use fit.save(path), and "
+                "steinmatch.load(path, target=target)."
+            ) from error
+        return vars(self)
 
     def to_arviz(self, *, resample: bool = False) -> Any:
         """An ArviZ InferenceData: the particles as one chain with weights in sample_stats, log densities as `lp`, the
@@ -288,11 +310,8 @@ def fit(
     """
     check_process("fit")
     started = time.monotonic()
-    if not isinstance(target, AbstractTarget):
-        raise TypeError(
-            f"fit: target must be a Target, got {type(target).__name__}. "
-            "For a log density write Target(log_density, dim=d)."
-        )
+    check_target(target, "fit")
+    seed = whole_seed(seed, "fit")
     accuracy = positive_number(tol, "tol", "fit")
     chosen_kernel = RBF() if kernel is None else kernel_named(kernel)
     chosen_solver = solver_named(solver)
@@ -309,7 +328,7 @@ def fit(
         init = init.particles
     start_key, kernel_key = jax.random.split(jax.random.key(seed))
     particles, _ = first_particles(target, n_particles, init, start_key)
-    reruns = ""
+    started_from, reruns = particles, ""
     attempt = 0
     while True:
         attempt += 1
@@ -323,7 +342,7 @@ def fit(
             break
         more = n + max(1, n // 2)
         reruns += f"; the features had rank {rank} of {m} at n={n}, so it ran again with n={more}"
-        particles, _ = first_particles(target, more, init if callable(init) else None, start_key)
+        particles = more_particles(target, started_from, init, more, start_key)
     short = "" if m is None or rank >= m else f"; the rank condition is not met: rank {rank} of {m} features"
     return Fit(
         target=target,
@@ -357,6 +376,8 @@ def _automatic(
     """The automatic fit: `Walk`, run by the loop of all solvers."""
     started = time.monotonic()
     n = None if n_particles is None else positive_integer(n_particles, "n_particles", "fit")
+    if n is not None and n > MOST_DRAWS:
+        raise ValueError(f"fit: n_particles={n:,}: the automatic fit has at most {MOST_DRAWS:,} draws; give kernel=.")
     earlier, starts = None, 0
     if isinstance(init, Fit):
         earlier, init = None if len(init.modes) > 1 else init.walked, init.particles

@@ -1,31 +1,51 @@
 """`load`: a saved fit back from its file."""
 
 from pathlib import Path
+from typing import Any
 
-import jax.numpy as jnp
+import equinox as eqx
 import numpy as np
 
 from steinmatch import storage
 from steinmatch._types import float64, plain
 from steinmatch.adaptive import Error, Evidence, Mode, Round, Walked
 from steinmatch.coordinates import AffineMap
-from steinmatch.features import Linear
 from steinmatch.fitting import Fit
-from steinmatch.kernels import Whitened
+from steinmatch.kernels import AbstractKernel
 from steinmatch.plainly import unplaced
-from steinmatch.targets import AbstractTarget
+from steinmatch.targets import AbstractTarget, check_target
+from steinmatch.trees import put_together
+
+
+class MissingKernel(AbstractKernel):
+    """The stand-in for a kernel of the user's own, of which a file has the name alone."""
+
+    name: str = eqx.field(static=True)
+
+    def _missing(self, *_: Any, **__: Any) -> Any:
+        raise ValueError(
+            f"this fit was saved with a kernel of your own, {self.name}, which is not in the file: give it, "
+            "steinmatch.load(path, target=target, kernel=kernel)."
+        )
+
+    __call__ = bind = hold = n_features = phi = feature_weights = _missing  # type: ignore[assignment]
 
 
 @float64
-def load(path: str | Path, target: AbstractTarget | None = None) -> Fit:
-    """A fit that was saved. With its `target` all methods work; without, those that need no new densities."""
+def load(path: str | Path, target: AbstractTarget | None = None, kernel: AbstractKernel | None = None) -> Fit:
+    """A fit that was saved. With its `target` all methods work; without, those that need no new densities.
+
+    The library's own kernels are in the file; a kernel of your own is given anew.
+    """
+    if target is not None:
+        check_target(target, "load")
     arrays, attributes, stand_in = storage.read(path)
     particles = arrays["x"]
     if target is not None and target.dim != particles.shape[1]:
         raise ValueError(
             f"load: {path} holds particles of dimension {particles.shape[1]}, the target has {target.dim}."
         )
-    frame = storage.saved_frame(arrays)
+    frame = put_together(attributes["frame"], arrays)
     error = Error(arrays["error_mean"], arrays["error_sd"]) if "error_mean" in arrays else None
     rounds = tuple(Round(**found) for found in attributes["rounds"])
     walked = None
@@ -33,10 +53,9 @@ def load(path: str | Path, target: AbstractTarget | None = None) -> Fit:
         z = unplaced(frame, particles)
         unknown = np.full_like(z, np.nan)
         walked = Walked(error, rounds, frame, None, z, unknown, unknown[:, 0])
-    kernel = None
-    if walked is not None:
-        own = AffineMap.of_particles(jnp.asarray(particles), jnp.asarray(arrays["weights"]))
-        kernel = Whitened(Linear(), frame if isinstance(frame, AffineMap) else own)
+    if kernel is None:
+        saved = attributes["kernel"]
+        kernel = MissingKernel(saved) if isinstance(saved, str) else put_together(saved, arrays)
     modes = tuple(
         Mode(share, spread, np.array(mean), np.array(sd)) for share, spread, mean, sd in attributes.get("modes", [])
     )

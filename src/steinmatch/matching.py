@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from steinmatch._checks import as_particles, as_weights, positive_integer
+from steinmatch._checks import as_particles, positive_integer, whole_seed
 from steinmatch._linalg import normalised, numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.coordinates import AffineMap
@@ -25,6 +25,7 @@ from steinmatch.equation import SteinSolution, stein_equation
 from steinmatch.features import FeatureKernel
 from steinmatch.kernels import AbstractKernel
 from steinmatch.stein import (
+    bound_at,
     compiled_features_at,
     compiled_images_at,
     compiled_scores_at,
@@ -92,11 +93,11 @@ class MatchingSet:
         weights: ArrayLike | None = None,
         seed: int = 0,
     ):
-        points = jnp.asarray(as_particles(particles, "MatchingSet", target.dim))
+        points, given, bound = bound_at("MatchingSet", target, kernel, particles, weights, seed)
         self.target = target
         self.particles = plain(points)
-        self.weights = plain(normalised(as_weights(weights, points.shape[0], "MatchingSet"), points.shape[0]))
-        self.kernel: AbstractKernel = plain(kernel.bind(jax.random.key(seed), points).hold(points))
+        self.weights = plain(normalised(given, points.shape[0]))
+        self.kernel: AbstractKernel = plain(bound.hold(points))
         m = self.kernel.n_features(target.dim)
         self.by_features = m is not None and m <= points.shape[0] and self._rank() == m
         self.features = self.kernel if self.by_features else FeatureKernel(Sections(self.kernel, self.particles))
@@ -125,7 +126,7 @@ class MatchingSet:
     @float64
     def probes(self, n: int, seed: int = 1) -> Float[np.ndarray, "n d"]:
         """Points that are not the particles: normal draws with the particles' mean and covariance."""
-        n = positive_integer(n, "n", "MatchingSet.probes")
+        n, seed = positive_integer(n, "n", "MatchingSet.probes"), whole_seed(seed, "MatchingSet.probes")
         frame = AffineMap.of_particles(jnp.asarray(self.particles), jnp.asarray(self.weights))
         normal = jax.random.normal(jax.random.key(seed), (n, self.target.dim), jnp.float64)
         return plain(frame.colour(normal))

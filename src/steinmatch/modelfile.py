@@ -61,10 +61,8 @@ def as_target(value: Any, module: types.ModuleType, data: Path | None) -> Abstra
 def _built(build: Callable[[], AbstractTarget], where: str) -> AbstractTarget:
     try:
         return build()
-    except BadFile as error:
-        raise BadFile(f"{where}: {error}") from error
-    except Exception as error:
-        raise BadFile(f"{where}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise BadFile(f"{where}: {error if str(error) else type(error).__name__}") from error
 
 
 def _module(path: Path) -> types.ModuleType:
@@ -74,7 +72,7 @@ def _module(path: Path) -> types.ModuleType:
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a model file that exits is no model
         raise BadFile(f"{path} failed when it was read: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)
@@ -82,17 +80,13 @@ def _module(path: Path) -> types.ModuleType:
 
 
 def read_draws(path: Path, target: AbstractTarget) -> np.ndarray:
-    """Unconstrained draws (n, d) from .npy, .csv (one column a coordinate, a header if any), or .nc.
-
-    A NetCDF file may be one that steinmatch saved, or an ArviZ file whose posterior group holds the coordinates as
-    variables that together have d entries a draw.
-    """
+    """Unconstrained draws (n, d) from .npy or .csv (one column a coordinate, a header if any)."""
     if not path.is_file():
         raise BadFile(f"there is no file {path}.")
     try:
         draws = _READERS[path.suffix](path)
     except KeyError as error:
-        raise BadFile(f"{path}: draws are read from {', '.join(_READERS)} files.") from error
+        raise BadFile(f"{path}: draws are read from {', '.join((*_READERS, '.nc'))} files.") from error
     except Exception as error:
         raise BadFile(f"{path} cannot be read as draws: {error}") from error
     draws = np.atleast_2d(np.asarray(draws, np.float64))
@@ -107,7 +101,7 @@ def read_draws(path: Path, target: AbstractTarget) -> np.ndarray:
 
 
 def read_named_draws(path: Path, target: AbstractTarget) -> Any:
-    """Draws for `sharpen`: an InferenceData from a .nc file, known by name; else as `read_draws`."""
+    """Draws of any sampler: an InferenceData from a .nc file, known by name; else as `read_draws`."""
     if path.suffix != ".nc" or not path.is_file():
         return read_draws(path, target)
     with warnings.catch_warnings():
@@ -134,16 +128,4 @@ def _from_csv(path: Path) -> np.ndarray:
     return np.loadtxt(path, delimiter=",", skiprows=skip, ndmin=2)
 
 
-def _from_netcdf(path: Path) -> np.ndarray:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import arviz
-
-        data: Any = arviz.from_netcdf(str(path), engine="h5netcdf")
-        if "unconstrained" in data.groups():
-            return np.asarray(data.unconstrained["x"])
-        parts = [np.asarray(value) for value in data.posterior.values()]
-    return np.concatenate([part.reshape(part.shape[0] * part.shape[1], -1) for part in parts], axis=1)
-
-
-_READERS: dict[str, Callable[[Path], np.ndarray]] = {".npy": np.load, ".csv": _from_csv, ".nc": _from_netcdf}
+_READERS: dict[str, Callable[[Path], np.ndarray]] = {".npy": np.load, ".csv": _from_csv}

@@ -1,10 +1,14 @@
 """Pictures of particles. Plain records in, a matplotlib figure out."""
 
+import io
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+
+from steinmatch._files import as_path, write_whole
 
 _COLOUR = "#0072B2"
 _MOST_PARAMETERS = 5
@@ -42,15 +46,21 @@ def plot_particles(
                 axis.set_title(
                     f"{row_name}: {weights @ x:.3g} ± {np.sqrt(weights @ (x - weights @ x) ** 2):.2g}",
                     fontsize=8,
+                    parse_math=False,
                 )
             else:
                 axis.scatter(x[shown], y[shown], s=9, alpha=0.6, color=_COLOUR, linewidths=0)
             if row == k - 1:
-                axis.set_xlabel(column_name, fontsize=9)
+                axis.set_xlabel(column_name, fontsize=9, parse_math=False)
             if column == 0 and row > 0:
-                axis.set_ylabel(row_name, fontsize=9)
+                axis.set_ylabel(row_name, fontsize=9, parse_math=False)
     if path is not None:
-        figure.savefig(path, dpi=130)
+        path = as_path(path, "plot")
+        content = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph")  # of names in letters that the font has not
+            figure.savefig(content, dpi=130, format=path.suffix[1:] or "png")
+        write_whole(path, content.getvalue())
     return figure
 
 

@@ -26,7 +26,7 @@ from steinmatch.images import FAMILIES, Values, all_images, values_at
 from steinmatch.kernels import AbstractKernel
 from steinmatch.plainly import placed, unplaced
 from steinmatch.stein import features_at
-from steinmatch.targets import AbstractTarget, Evaluations, constrained_values
+from steinmatch.targets import AbstractTarget, Evaluations, check_target, constrained_values
 from steinmatch.weights import Layout, nearest_weights
 
 _BATCHES = 32  # of draws, for standard errors: many enough to be steady, long enough to be nearly independent
@@ -70,6 +70,7 @@ def stein_weights(
     Where more equations are asked for than positive weights can solve, they are solved in part, as far as they can be:
     see `residual` of the result, and its `ess`, the effective sample size.
     """
+    check_target(target, "stein_weights")
     x = as_particles(draws, "stein_weights", target.dim)
     n, d = x.shape
     s = _scores(target, x, scores, "stein_weights")
@@ -200,6 +201,7 @@ def sharpen(draws: Any, target: AbstractTarget, *, scores: ArrayLike | None = No
     - `target`: the posterior that they were drawn from.
     - `scores`: of the unconstrained draws, in their order, where they are known; else one gradient a draw is spent.
     """
+    check_target(target, "sharpen")
     found: ForeignDraws = read_foreign(draws, target, "sharpen")
     x, chains = found.x, found.n_chains
     n, d = x.shape

@@ -1,5 +1,6 @@
 """Where a fit begins, checked, and what becomes of its draws: as many as were asked for, their mean and spread."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from steinmatch._checks import as_particles, positive_integer
+from steinmatch._checks import as_particles, check_size, positive_integer
 from steinmatch._types import plain
 from steinmatch.adaptive import Error
 from steinmatch.coordinates import AffineMap
@@ -24,13 +25,21 @@ def first_particles(
     """The checked start: shapes, finite values, and finite log densities and scores, at all particles; or at some of
     them, which are evaluated in batches of this size. And how many gradients that took.
     """
+    if isinstance(init, str | bytes | Mapping):
+        raise TypeError(f"fit (init): give an array (n, d), a function (key, n) -> (n, d) or a fit; got {init!r:.80}.")
     n = 100 if n_particles is None else positive_integer(n_particles, "n_particles", "fit")
+    check_size(n, target.dim, "fit")
     if init is None:
         particles = plain(jax.random.normal(key, (n, target.dim), jnp.float64))
     else:
         particles = as_particles(init(key, n) if callable(init) else init, "fit (init)", target.dim)
         if n_particles is not None and particles.shape[0] != n:
             raise ValueError(f"fit: n_particles={n}, but init holds {particles.shape[0]} particles; give one of them.")
+    if not some and len(particles) > 1 and (particles == particles[:1]).all():
+        raise ValueError(
+            f"fit (init): all {len(particles)} particles are the same point, and would stay together: no kernel tells "
+            "them apart; give different ones."
+        )
     evaluate = Evaluations(target, some or min(len(particles), 64))
     densities, scores = evaluate(np.asarray(particles))
     densities = np.zeros(len(particles)) if target.log_density is None else densities
@@ -47,6 +56,18 @@ def first_particles(
     if target.log_density is not None and not isinstance(target.score, Gradient):
         _check_gradient(evaluate, np.asarray(particles)[:_LOOKED_AT], densities, scores)
     return jnp.asarray(particles), evaluate.n_gradients
+
+
+def more_particles(target: AbstractTarget, particles: Float[Array, "n d"], init: Any, n: int, key: PRNGKeyArray) -> Any:
+    """A start of n particles for a fit that needs more than it was given: the function's, or the given ones and as many
+    normal draws about them as are missing.
+    """
+    if init is None or callable(init):
+        return first_particles(target, n, init, key)[0]
+    held = np.asarray(particles)
+    spread = np.maximum(held.std(axis=0), 1e-3)
+    extra = held.mean(axis=0) + spread * np.asarray(jax.random.normal(key, (n - len(held), held.shape[1]), float))
+    return first_particles(target, None, np.concatenate([held, extra]), key)[0]
 
 
 def _check_gradient(evaluate: Evaluations, x: np.ndarray, densities: np.ndarray, scores: np.ndarray) -> None:

@@ -13,11 +13,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from steinmatch._checks import as_particles, as_weights
+from steinmatch._checks import as_particles, as_weights, check_kind, whole_seed
 from steinmatch._linalg import normalised, squared_distances
 from steinmatch._types import ArrayLike, Scalar, Vector, float64, plain
 from steinmatch.kernels import AbstractKernel, AbstractRadialKernel, Scaled, Sum, Whitened
-from steinmatch.targets import AbstractTarget, scores_at
+from steinmatch.targets import AbstractTarget, check_target, scores_at
+
+
+def bound_at(
+    place: str,
+    target: AbstractTarget,
+    kernel: AbstractKernel,
+    particles: ArrayLike,
+    weights: ArrayLike | None,
+    seed: int,
+) -> tuple[Array, Any, AbstractKernel]:
+    """What the public functions of a target, a kernel and particles begin with: all checked, the kernel bound."""
+    check_target(target, place)
+    check_kind(kernel, AbstractKernel, "kernel", place, "a kernel such as RBF() or Polynomial(2)")
+    points = jnp.asarray(as_particles(particles, place, target.dim))
+    key = jax.random.key(whole_seed(seed, place))
+    return points, as_weights(weights, points.shape[0], place), kernel.bind(key, points)
 
 
 def stein_operator(f: Callable[[Vector], Array], target: AbstractTarget) -> Callable[[Vector], Array]:
@@ -33,12 +49,25 @@ def stein_operator(f: Callable[[Vector], Array], target: AbstractTarget) -> Call
     return image
 
 
-def values_at(f: Callable[[Vector], Any], points: Float[Array, "n d"]) -> Float[np.ndarray, "n ..."]:
+def values_at(
+    f: Callable[[Vector], Any], points: Float[Array, "n d"], place: str = "query"
+) -> Float[np.ndarray, "n ..."]:
     """f at all points, one row a point; a function that JAX cannot trace is called point by point."""
+    if not callable(f):
+        raise TypeError(f"{place}: f must be a function of one point, got {f!r:.80}.")
     try:
-        return np.asarray(jax.vmap(f)(points), np.float64)
-    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
-        return np.stack([np.asarray(f(np.asarray(x)), np.float64) for x in points])
+        try:
+            found = jax.vmap(f)(points)
+        except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
+            found = np.stack([np.asarray(f(np.asarray(x))) for x in points])
+        if found is None or np.iscomplexobj(found):
+            raise TypeError("nothing" if found is None else "complex numbers")
+        return np.asarray(found, np.float64)
+    except Exception as error:
+        raise ValueError(
+            f"{place}: f must return a number or an array of numbers, of one shape, for a point of shape "
+            f"({points.shape[1]},); it gave {type(error).__name__}: {str(error)[:200]}"
+        ) from error
 
 
 def features_at(kernel: AbstractKernel, particles: Float[Array, "n d"]) -> Float[Array, "n m"]:
@@ -82,9 +111,7 @@ def stein_residual(
     Zero for every l exactly when the particles match all of span{P phi_l} (Theorem 3.2). Rows are those of the features
     without their kernel weights. An unbound kernel is bound with `seed`; bandwidth rules are taken at the particles.
     """
-    particles = jnp.asarray(as_particles(particles, "stein_residual", target.dim))
-    weights = as_weights(weights, particles.shape[0], "stein_residual")
-    bound = kernel.bind(jax.random.key(seed), particles)
+    particles, weights, bound = bound_at("stein_residual", target, kernel, particles, weights, seed)
     if bound.n_features(target.dim) is None:
         bound.phi(particles[0])  # raises, and says that the kernel has no features
     return plain(_residual(target, bound, particles, weights))

@@ -1,25 +1,26 @@
 """Fits as ArviZ InferenceData and as NetCDF files: plain records in, plain records out."""
 
 import dataclasses
+import hashlib
+import io
 import json
-import os
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from steinmatch._files import as_path, write_whole
 from steinmatch._types import float64
-from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Parent, Spline
 from steinmatch.targets import AbstractTarget, Evaluations, ModelInfo, SavedTarget, constrained_values
+from steinmatch.targets.base import path_name
+from steinmatch.trees import NotBuiltIn, taken_apart
 
-FORMAT = 2
-_PARENT = ("places", "means", "log_scales", "shears")
-_SUFFIX = "_inner"  # of the arrays of a further parent
+FORMAT = 3
 _SAVED = (
     "converged", "reason", "residual", "n_steps", "n_gradients", "n_hvps", "n_nonfinite", "seconds", "seed",
 )  # fmt: skip
+_CHECKED = (*_SAVED, "names", "variables", "dims", "coords", "rounds", "modes", "log_evidence", "frame", "kernel")
 _FOREIGN = "a file that steinmatch saved"
 
 
@@ -45,11 +46,7 @@ def shapes_of(target: AbstractTarget) -> dict[str, tuple[int, ...]]:
         return {"x": (target.dim,)} if target.names is None else {name: () for name in target.names}
     with jax.enable_x64(True):
         tree = jax.eval_shape(target.constrain, jax.ShapeDtypeStruct((target.dim,), jnp.float64))
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {
-        ".".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in path) or "x": tuple(leaf.shape)
-        for path, leaf in leaves
-    }
+    return {path_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def weighted_draws(
@@ -69,8 +66,10 @@ def weighted_draws(
         return values.reshape(n_chains, -1, *values.shape[1:])
 
     posterior = {name: in_chains(value) for name, value in variables(target, particles).items()}
-    dims = {
-        name: dims for name, dims in info.dims.items() if name in posterior and posterior[name].ndim == 2 + len(dims)
+    dims = {  # a dimension that has the name of a variable gets one of its own
+        name: [f"{dim}_dim" if dim in posterior else dim for dim in dims]
+        for name, dims in info.dims.items()
+        if name in posterior and posterior[name].ndim == 2 + len(dims)
     }
     used = {dim for found in dims.values() for dim in found}
     coords = {name: values for name, values in info.coords.items() if name in used}
@@ -112,9 +111,14 @@ def inference_data(fit: Any) -> Any:
     data = weighted_draws(target, fit.particles, np.asarray(fit.weights), 1, densities)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        data.posterior.attrs.update({name: _plain(value) for name, value in _attributes(fit, info).items()})
+        arrays = _arrays(fit)
+        attributes = {name: _plain(value) for name, value in _attributes(fit, info).items()}
+        values = constrained_values(target, fit.particles)[1]
+        summed = {**arrays, "x": fit.particles, "weights": np.asarray(fit.weights), "values": values}
+        attributes["checksum"] = _checksum(summed, {name: _parsed(value) for name, value in attributes.items()})
+        data.posterior.attrs.update(attributes)
         own = {"x": (("draw", "dimension"), fit.particles), **{
-            name: (tuple(f"{name}_{i}" for i in range(value.ndim)), value) for name, value in _arrays(fit).items()
+            name: (tuple(f"{name}_{i}" for i in range(value.ndim)), value) for name, value in arrays.items()
         }}  # fmt: skip
         data.add_groups({"unconstrained": xarray.Dataset(own)}, warn_on_custom_groups=False)
     return data
@@ -134,43 +138,31 @@ def _attributes(fit: Any, info: ModelInfo) -> dict[str, Any]:
         "modes": [[mode.share, mode.error, mode.mean.tolist(), mode.sd.tolist()] for mode in fit.modes],
         "log_evidence": list(vars(fit)["log_evidence"]) if "log_evidence" in vars(fit) else [],
         "automatic": fit.walked is not None,
+        "frame": _frame(fit)[0],
+        "kernel": _kernel(fit)[0],
         "certificate": str(fit.certificate) if "certificate" in vars(fit) else "",
         **{name: getattr(fit, name) for name in _SAVED},
     }
 
 
 def _arrays(fit: Any) -> dict[str, np.ndarray]:
-    """What is saved of the frame, the stated errors and the history."""
-    found: dict[str, np.ndarray] = {}
-    frame = fit.frame if fit.walked is None else fit.walked.frame
-    if isinstance(frame, Composed):
-        parts = frame.parts
-        for k, (order, parent) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
-            assert isinstance(order, Order) and isinstance(parent, Parent)
-            splines = {"quantile_knots": parent.quantiles.knots, "given_knots": parent.given.knots}
-            arrays = {f"parent_{name}": getattr(parent, name) for name in _PARENT}
-            arrays |= {"order": order.order, **splines}
-            found |= {f"{name}{_SUFFIX * k}": np.asarray(value) for name, value in arrays.items()}
-    elif frame is not None:
-        found |= {"shift": np.asarray(frame.shift), "root": np.asarray(frame.root)}
+    """What is saved of the frame, the kernel, the stated errors and the history."""
+    found: dict[str, np.ndarray] = {**_frame(fit)[1], **_kernel(fit)[1]}
     if fit.error is not None:
         found |= {"error_mean": fit.error.mean, "error_sd": fit.error.sd}
     return found | {f"history_{name}": np.asarray(values) for name, values in fit.history.items()}
 
 
-def saved_frame(arrays: dict[str, np.ndarray]) -> AbstractFrame | None:
-    """The frame of a saved fit."""
-    import jax.numpy as jnp
+def _frame(fit: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    return taken_apart(fit.frame if fit.walked is None else fit.walked.frame, "frame")
 
-    maps: list[AbstractFrame] = []
-    while f"order{_SUFFIX * (len(maps) // 2)}" in arrays:
-        suffix = _SUFFIX * (len(maps) // 2)
-        parts = {name: jnp.asarray(arrays[f"parent_{name}{suffix}"]) for name in _PARENT}
-        quantiles, given = (Spline.over(arrays[f"{name}_knots{suffix}"]) for name in ("quantile", "given"))
-        maps += [Order(jnp.asarray(arrays[f"order{suffix}"])), Parent(quantiles=quantiles, given=given, **parts)]
-    if maps:
-        return Composed(tuple(maps))
-    return AffineMap(jnp.asarray(arrays["shift"]), jnp.asarray(arrays["root"])) if "shift" in arrays else None
+
+def _kernel(fit: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    """The kernel taken apart; its name alone where it is the user's own."""
+    try:
+        return taken_apart(fit.kernel, "kernel")
+    except NotBuiltIn:
+        return type(fit.kernel).__name__, {}
 
 
 def _plain(value: Any) -> Any:
@@ -178,23 +170,37 @@ def _plain(value: Any) -> Any:
 
 
 def write(data: Any, path: str | Path) -> None:
-    """NetCDF, written beside the file and then put in its place: whatever happens, the old file or the new one."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    try:
-        data.to_netcdf(part, engine="h5netcdf", compress=False)
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        Path(part).unlink(missing_ok=True)
+    """NetCDF, made in memory and then written whole or not at all."""
+    path = as_path(path, "save")
+    content = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i, group in enumerate(data.groups()):
+            dataset = data[group]
+            dataset = dataset.rename({n: _filed(n) for n in {*dataset.variables, *dataset.dims} if _filed(n) != n})
+            dataset.to_netcdf(content, group=group, mode="a" if i else "w", engine="h5netcdf")
+    write_whole(path, content.getvalue())
+
+
+def _filed(name: Any) -> str:
+    """A variable's name in a file, where a slash would be a group."""
+    return str(name).replace("/", "\N{DIVISION SLASH}")
+
+
+def _checksum(arrays: dict[str, np.ndarray], attributes: dict[str, Any]) -> str:
+    """Of all that a fit is made of again."""
+    total = hashlib.sha256()
+    for name, value in sorted(arrays.items()):
+        array = np.ascontiguousarray(value)
+        total.update(f"{name} {array.dtype.str} {array.shape}".encode() + array.tobytes())
+    said = {name: value for name, value in attributes.items() if name in _CHECKED}
+    total.update(json.dumps(said, sort_keys=True).encode())
+    return total.hexdigest()
 
 
 def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any], SavedTarget]:
     """Arrays and attributes of a saved fit, and a stand-in for its target."""
-    path = Path(path)
+    path = as_path(path, "load")
     if not path.is_file():
         raise FileNotFoundError(f"load: there is no file {path}.")
     try:
@@ -206,21 +212,23 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any], Saved
             data.load()
             data.close()
         attributes = {name: _parsed(value) for name, value in data.posterior.attrs.items()}
+        version = attributes["steinmatch_format"]
+        if version != FORMAT:
+            raise ValueError(f"it has format {version}, this version of steinmatch reads format {FORMAT}")
         arrays = {str(name): np.asarray(value) for name, value in data.unconstrained.items()}
         arrays["weights"] = np.asarray(data.sample_stats["weight"])[0]
         posterior = {str(name): np.asarray(value)[0] for name, value in data.posterior.items()}
-        version = int(attributes["steinmatch_format"])
+        shapes = {name: tuple(posterior[_filed(name)].shape[1:]) for name in attributes["variables"]}
+        columns = [posterior[_filed(name)].reshape(len(arrays["x"]), -1) for name in shapes]
+        values = np.concatenate(columns, axis=1)
+        if _checksum({**arrays, "values": values}, attributes) != attributes["checksum"]:
+            raise ValueError("its checksum is not that of its numbers")
+        info = ModelInfo(attributes["dims"], attributes["coords"])
+        names = tuple(attributes["names"])
     except Exception as error:
         raise ValueError(
             f"load: {path} is not {_FOREIGN}, or it is damaged ({type(error).__name__}: {str(error)[:200]})."
         ) from error
-    if version > FORMAT:
-        raise ValueError(f"load: {path} has format {version}, this version of steinmatch reads up to {FORMAT}.")
-    order = attributes["variables"]
-    shapes = {name: tuple(posterior[name].shape[1:]) for name in order}
-    values = np.concatenate([posterior[name].reshape(len(posterior[name]), -1) for name in order], axis=1)
-    info = ModelInfo(attributes["dims"], attributes["coords"])
-    names = tuple(attributes["names"])
     target = SavedTarget(dim=arrays["x"].shape[1], names=names, values=values, shapes=shapes, info=info)  # type: ignore[call-arg]
     return arrays, attributes, target
 

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from steinmatch._files import write_whole
+
 LEVELS = (0.05, 0.5, 0.95)
 COLUMNS = ("mean", "sd", "5%", "50%", "95%")
 
@@ -36,8 +38,7 @@ class Summary:
         for name in self.names:
             quoted = '"' + name.replace('"', '""') + '"'
             lines.append(",".join((quoted, *(repr(value) for value in self[name].values()))))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines) + "\n")
+        write_whole(path, "\n".join(lines) + "\n")
 
     def __rich__(self) -> Table:
         table = Table(caption=escape(self.verdict), caption_justify="left")

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from steinmatch._checks import as_particles, as_weights
 from steinmatch._linalg import (
     BLOCK_ENTRIES,
     covariance_root,
@@ -28,7 +27,7 @@ from steinmatch._linalg import (
 from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import RBF, AbstractKernel, AbstractRadialKernel, Scaled, Sum, Whitened
-from steinmatch.stein import features_at, residual_at
+from steinmatch.stein import bound_at, features_at, residual_at
 from steinmatch.targets import AbstractTarget, scores_at
 
 
@@ -155,9 +154,7 @@ def velocity(
     Zero at every particle is the fixed point equation (Eq. 8 of the paper). An unbound kernel is bound with `seed`;
     bandwidth rules are taken at the particles.
     """
-    particles = jnp.asarray(as_particles(particles, "velocity", target.dim))
-    weights = as_weights(weights, particles.shape[0], "velocity")
-    bound = kernel.bind(jax.random.key(seed), particles)
+    particles, weights, bound = bound_at("velocity", target, kernel, particles, weights, seed)
     return plain(_velocity(target, bound, particles, weights))
 
 

@@ -81,7 +81,6 @@ class Memory:
     phase: str
     centre: np.ndarray
     scale: np.ndarray
-    started: float
     climbing: AffineState | None = None
     frame: AbstractFrame | None = None
     points: Cloud | None = None  # fresh points of the frame

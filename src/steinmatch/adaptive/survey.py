@@ -6,7 +6,6 @@ target is nearly a standard normal; what ends elsewhere, beyond a valley, gets a
 evidence bound is compared.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -125,7 +124,6 @@ def look_for_modes(
     centre: Float[np.ndarray, " d"],
     scale: Float[np.ndarray, " d"],
     seed: int,
-    spent: Callable[[], bool],
 ) -> Modes:
     """Other modes of a target, one of which the frame describes; `points` are some of the frame's own."""
     d = len(centre)
@@ -141,7 +139,7 @@ def look_for_modes(
     starts = np.concatenate([middle, far, spreads[1::2]])[:BATCH]
     if len(starts) < BATCH:
         starts = np.concatenate([starts, np.resize(spreads, (BATCH - len(starts), d))])
-    ends, tops = _ascend(seen, starts, spent)
+    ends, tops = _ascend(seen, starts)
     bound = float(np.mean(points.log_densities))
     usual = bound + 0.5 * d  # log pi at the mode of a normal is d / 2 above its mean
     high = ~(tops < usual - d - _RANGE)
@@ -158,11 +156,11 @@ def look_for_modes(
     few = begin_points(d) < 2 * d + 2
     rivals: list[AffineState] = []
     for z, scale_there in candidates:
-        if spent() or len(rivals) >= _MOST:
+        if len(rivals) >= _MOST:
             break
         local, done = begin_climb(seen, z, np.full(d, scale_there), seed, scale_there > 1.0), False
         for _ in range(_OTHER_SWEEPS):
-            if spent() or not usable(local.bound) or not (across or _other(local, rivals, 0.5)):
+            if not usable(local.bound) or not (across or _other(local, rivals, 0.5)):
                 break
             local, error, done = raise_bound(seen, local, 1e-2)
             slow = len(local.gains) > 1 and local.gains[-1] < _SLOW_RISE
@@ -205,16 +203,12 @@ def _outside(frame: AbstractFrame, local: AffineMap) -> AffineMap:
     return AffineMap(jnp.asarray(placed(frame, centre).x[0]), jnp.asarray(lower))
 
 
-def _ascend(
-    seen: Seen, z: Float[np.ndarray, "n d"], spent: Callable[[], bool]
-) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"]]:
+def _ascend(seen: Seen, z: Float[np.ndarray, "n d"]) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"]]:
     """Points moved up the density, each with a step length of its own, and the log density there."""
     with np.errstate(all="ignore"):
         values, scores = seen(z)
         length = np.ones(len(z))
         for _ in range(_CLIMBS):
-            if spent():
-                break
             move = length[:, None] * np.where(np.isfinite(scores), scores, 0.0)
             size = np.linalg.norm(move, axis=1, keepdims=True)
             move *= np.minimum(1.0, (1.0 + 0.3 * np.linalg.norm(z, axis=1, keepdims=True)) / np.maximum(size, 1e-300))

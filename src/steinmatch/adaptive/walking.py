@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from steinmatch._checks import positive_integer, positive_number
+from steinmatch._faults import BudgetSpent
 from steinmatch.adaptive.chains import (
     Chains,
     Memory,
@@ -57,7 +58,7 @@ from steinmatch.walks import ACCEPTANCE, CHUNK, States, Stretch, advance, begin
 from steinmatch.weights import Layout
 
 _SWEEPS = 5  # of one step
-_MOST_DRAWS = 2**17
+MOST_DRAWS = 2**17
 _ENOUGH_TO_SHOW = 4096  # draws of a fit that cannot converge
 _MOST_NUMBERS = 2 * 10**7  # n d of the draws
 _REUSABLE = 2.0  # variance of the log weights of a frame that serves another target
@@ -122,8 +123,7 @@ class Walk(AbstractStepSolver):
         if self.centred:
             centre = x.mean(axis=0)
             scale = np.maximum(x.std(axis=0), 1e-3) if len(x) > 1 else scale
-        now = time.monotonic()
-        memory = Memory(evaluate, "climb", centre, scale, now, clock=now)
+        memory = Memory(evaluate, "climb", centre, scale, clock=time.monotonic())
         if self.resume is not None:
             memory = self._resumed(problem.target, memory)
         return self._iterate(problem, memory, x, None, Iterate(x, problem.kernel, np.inf))
@@ -132,20 +132,17 @@ class Walk(AbstractStepSolver):
         memory: Memory = iterate.memory
         if memory.parts:
             return step_parts(self, problem, memory, iterate, budget)
-
-        def spent() -> bool:
-            return budget.exhausted(memory.evaluate.n_gradients, memory.started)
-
+        memory.evaluate.spent = lambda n_gradients: budget.exhausted(n_gradients)
         if memory.phase == "climb":
             memory = self._climb(memory)
         elif memory.phase == "parent":
             memory = self._parent(memory)
         elif memory.phase == "modes":
-            memory = self._modes(problem, memory, spent)
+            memory = self._modes(problem, memory)
         elif memory.phase == "begin":
             memory = self._begin(problem.target, memory)
         else:
-            return self._round(problem, memory, iterate, spent)
+            return self._round(problem, memory, iterate)
         particles = present(memory, self.seed)
         return self._iterate(problem, memory, iterate.particles if particles is None else particles, None, iterate)
 
@@ -205,10 +202,10 @@ class Walk(AbstractStepSolver):
             memory, frame=frame, points=points, notes=(*memory.others, *rays.notes), rays=rays, phase=phase
         )
 
-    def _modes(self, problem: Problem, memory: Memory, spent: Any) -> Memory:
+    def _modes(self, problem: Problem, memory: Memory) -> Memory:
         assert memory.frame is not None and memory.points is not None and memory.rays is not None
         seen = look_for_modes(
-            memory.evaluate, memory.frame, memory.points, memory.rays, memory.centre, memory.scale, self.seed, spent
+            memory.evaluate, memory.frame, memory.points, memory.rays, memory.centre, memory.scale, self.seed
         )
         memory = dataclasses.replace(memory, surveyed=True, phase="begin")
         if len(seen.frames) == 1 and seen.better is not None and memory.restarts < _RESTARTS:
@@ -279,13 +276,17 @@ class Walk(AbstractStepSolver):
     def _key(self, chains: Chains) -> Array:
         return jax.random.fold_in(jax.random.key(self.seed), chains.transitions)
 
-    def _round(self, problem: Problem, memory: Memory, iterate: Iterate, spent: Any) -> Iterate:
+    def _round(self, problem: Problem, memory: Memory, iterate: Iterate) -> Iterate:
         chains = memory.chains
         assert chains is not None
+        before = len(chains.stretches)
         while CHUNK * len(chains.stretches) < chains.wanted:
-            if chains.stretches and spent():
-                break
-            stretch = self._advanced(memory, chains, np.zeros(CHUNK))
+            try:
+                stretch = self._advanced(memory, chains, np.zeros(CHUNK))
+            except BudgetSpent:
+                if len(chains.stretches) == before:
+                    raise
+                break  # what there is is judged
             d = stretch.z.shape[2]
             z, scores = np.asarray(stretch.z).reshape(-1, d), np.asarray(stretch.scores).reshape(-1, d)
             chains = dataclasses.replace(
@@ -313,7 +314,7 @@ class Walk(AbstractStepSolver):
             reason = in_words(memory, verdict, len(z), self.tol)
         elif memory.notes and len(z) >= max(_ENOUGH_TO_SHOW, self.least_draws):
             reason = in_words(memory, verdict, len(z), self.tol)  # more draws would not change it
-        elif 2 * len(z) > _MOST_DRAWS or 2 * z.size > _MOST_NUMBERS:
+        elif 2 * len(z) > MOST_DRAWS or 2 * z.size > _MOST_NUMBERS:
             reason = f"stopped at {len(z):,} draws; " + in_words(memory, verdict, len(z), self.tol)
         particles = placed(chains.target.frame, z).x
         following = self._iterate(problem, memory, particles, verdict, iterate, reason, converged)

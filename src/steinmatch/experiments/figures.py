@@ -1,12 +1,13 @@
 """Panels like the paper's: medians with quartile bands, log axes, one colour a method."""
 
-import os
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.figure
 import numpy as np
 
+from steinmatch._files import write_whole
 from steinmatch.experiments.methods import COLOURS, STYLES
 from steinmatch.experiments.store import Results
 
@@ -65,8 +66,7 @@ def _lines(axis, results: Results, column: str) -> None:
 
 def save(figure: matplotlib.figure.Figure, folder: Path, name: str) -> None:
     """name.png and name.svg, each written whole."""
-    folder.mkdir(parents=True, exist_ok=True)
     for kind in ("png", "svg"):
-        part = folder / f"{name}.part.{kind}"
-        figure.savefig(part, dpi=150)
-        os.replace(part, folder / f"{name}.{kind}")
+        content = io.BytesIO()
+        figure.savefig(content, dpi=150, format=kind)
+        write_whole(folder / f"{name}.{kind}", content.getvalue())

@@ -4,8 +4,8 @@ import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from steinmatch._files import write_whole
 from steinmatch.experiments.claims import Claim
-from steinmatch.experiments.store import write_atomically
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -34,4 +34,4 @@ def write_page(out: Path, titles: Mapping[str, str], claims: Sequence[Claim], no
                 f'<p><a href="{picture.stem}.svg"><img src="{picture.name}" alt="{html.escape(title)}"></a></p>'
             )
         parts.append(f'<p><a href="{name}.csv">{name}.csv</a></p>')
-    write_atomically(out / "index.html", "\n".join(parts) + "</html>\n")
+    write_whole(out / "index.html", "\n".join(parts) + "</html>\n")

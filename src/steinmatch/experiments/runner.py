@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from steinmatch._checks import known_name, positive_integer
+from steinmatch._checks import known_name, positive_integer, whole_seed
+from steinmatch._files import only_one, write_whole
 from steinmatch.experiments.claims import Claim, markdown
 from steinmatch.experiments.methods import (
     DESCENT_RATE,
@@ -22,7 +23,7 @@ from steinmatch.experiments.methods import (
     Settings,
 )
 from steinmatch.experiments.page import write_page
-from steinmatch.experiments.store import Cell, Results, Store, to_json, write_atomically
+from steinmatch.experiments.store import Cell, Results, Store, to_json
 from steinmatch.experiments.workers import compute_cell, compute_in_processes
 
 _SOLVERS = {"both": ("descent", "newton"), "descent": ("descent",), "newton": ("newton",)}
@@ -71,10 +72,24 @@ def run_experiments(
       `if __name__ == "__main__":`.
     - `progress`: show a bar where the output is a terminal.
     """
-    out = Path(out)
+    with only_one(Path(out), "run"):
+        return _run(experiments, Path(out), trials, seed, quick, solver, annealed, jobs, progress)
+
+
+def _run(
+    experiments: Sequence[Experiment],
+    out: Path,
+    trials: int,
+    seed: int,
+    quick: bool,
+    solver: str,
+    annealed: bool,
+    jobs: int,
+    progress: bool,
+) -> list[Claim]:
     settings = Settings(
         trials=1 if quick else positive_integer(trials, "trials", "run"),
-        seed=int(seed),
+        seed=whole_seed(seed, "run"),
         quick=quick,
         solvers=_SOLVERS[known_name(solver, _SOLVERS, "solver", "run")],
         annealed=annealed,
@@ -112,7 +127,7 @@ def run_experiments(
         experiment.draw(results, out)
         found = experiment.claims(results)
         record = {"title": experiment.title, "claims": [dataclasses.asdict(claim) for claim in found]}
-        write_atomically(out / "cells" / f"{experiment.name}.claims.json", to_json(record))
+        write_whole(out / "cells" / f"{experiment.name}.claims.json", to_json(record))
         claims += found
     solve_seconds = sum(float(row.get("seconds") or 0.0) for found in rows.values() for row in found)
     heading = "Claims of the paper" + (", quick run" if settings.quick else "")
@@ -128,6 +143,6 @@ def run_experiments(
         record = json.loads(path.read_text())
         titles[path.name.removesuffix(".claims.json")] = record["title"]
         everything += [Claim(**claim) for claim in record["claims"]]
-    write_atomically(out / "claims.md", markdown(everything, heading) + note)
+    write_whole(out / "claims.md", markdown(everything, heading) + note)
     write_page(out, titles, everything, note.strip())
     return claims

@@ -2,13 +2,15 @@
 
 import csv
 import dataclasses
+import io
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from steinmatch._files import write_whole
 
 Row = dict[str, Any]
 
@@ -38,21 +40,10 @@ class Store:
         return record.get("rows") if same else None
 
     def write(self, cell: Cell, rows: list[Row]) -> None:
-        write_atomically(self._path(cell), to_json({"settings": cell.settings, "rows": rows}))
+        write_whole(self._path(cell), to_json({"settings": cell.settings, "rows": rows}))
 
     def _path(self, cell: Cell) -> Path:
         return self.folder / f"{cell.name}.json"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The file is either the old one or the new one, never a part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with open(part, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
 
 
 def to_json(value: Any) -> str:
@@ -92,10 +83,8 @@ class Results:
 
     def write_csv(self, path: Path, columns: Sequence[str]) -> None:
         """A tidy table: one row a measurement, all columns always there."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        with open(part, "w", newline="") as file:
-            writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(self.rows)
-        os.replace(part, path)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_whole(path, text.getvalue())

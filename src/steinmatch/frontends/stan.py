@@ -140,11 +140,13 @@ def _compiled(code: str) -> Path:
     cache = Path(base)
     library = cache / f"stan_{key}.so"
     if library.exists():
+        _check_owner(library)
         return library
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise RuntimeError("from_stan: a C++ compiler is needed to compile a Stan program: install g++, or set CXX.")
-    cache.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _check_owner(cache)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         source, out = Path(folder) / "model.stan", Path(folder) / "model.so"
         source.write_text(code)
@@ -160,6 +162,16 @@ def _compiled(code: str) -> Path:
             raise RuntimeError(f"from_stan: {compiler} failed: {built.stderr[-2000:]}")
         os.replace(out, library)
     return library
+
+
+def _check_owner(path: Path) -> None:
+    """Compiled code is run: what another user could have put there is not loaded."""
+    found = path.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o002:
+        raise PermissionError(
+            f"from_stan: {path} is not yours alone (owner {found.st_uid}, mode {found.st_mode & 0o777:o}), so compiled "
+            "models in it are not loaded: set STEINMATCH_CACHE to a folder of your own."
+        )
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess:

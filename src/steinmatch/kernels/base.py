@@ -10,6 +10,7 @@ Only a held kernel is a function k(x, y).
 """
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -18,10 +19,35 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from steinmatch._checks import positive_number
+from steinmatch._checks import check_kind, positive_number
 from steinmatch._linalg import normalised
 from steinmatch._types import Scalar, Vector
 from steinmatch.coordinates import AbstractFrame, AffineMap, whiten_all
+
+
+def check_output(
+    function: Callable, shape: tuple[int | None, ...], points: int, dim: int, name: str
+) -> tuple[int, ...]:
+    """The shape of what a user's function of so many points returns; ValueError unless it is `shape`, None standing for
+    any length, of real numbers.
+    """
+    point = jax.ShapeDtypeStruct((dim,), jnp.float64)
+    try:
+        found = jax.eval_shape(function, *[point] * points)
+        length, kind = tuple(found.shape), found.dtype
+    except Exception as error:
+        raise ValueError(
+            f"{name}: the function failed on points of shape ({dim},): {type(error).__name__}: {str(error)[:200]}. It "
+            "must be written with jax.numpy and return an array."
+        ) from error
+    right = len(length) == len(shape) and all(want in (None, size) for want, size in zip(shape, length, strict=True))
+    if not right or length[:1] == (0,) or not jnp.issubdtype(kind, jnp.floating):
+        wanted = "a number" if shape == () else "a vector of m features"
+        raise ValueError(
+            f"{name}: the function must return {wanted}, real, for points of shape ({dim},); got {kind} of shape "
+            f"{length}."
+        )
+    return length
 
 
 class AbstractKernel(eqx.Module):
@@ -165,6 +191,9 @@ class Whitened(AbstractKernel):
     given: bool = eqx.field(static=True)  # the user gave the frame: it stays
 
     def __init__(self, kernel: AbstractKernel, frame: AbstractFrame | None = None, given: bool | None = None):
+        check_kind(kernel, AbstractKernel, "kernel", "Whitened", "a kernel such as Polynomial(2)")
+        if frame is not None:
+            check_kind(frame, AbstractFrame, "frame", "Whitened", "a frame such as AffineMap(shift, root)")
         self.kernel, self.frame = kernel, frame
         self.given = frame is not None if given is None else given
 

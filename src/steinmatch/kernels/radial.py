@@ -8,11 +8,11 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from steinmatch._types import Scalar, Vector
 from steinmatch.bandwidths import AbstractBandwidth, Fixed, Median, as_bandwidth
-from steinmatch.kernels.base import AbstractKernel
+from steinmatch.kernels.base import AbstractKernel, check_output
 
 
 class AbstractRadialKernel(AbstractKernel):
@@ -152,6 +152,14 @@ class PairKernel(AbstractKernel):
     """Any positive definite function k(x, y) of two points, differentiated by JAX."""
 
     function: Callable[[Vector, Vector], Scalar]
+
+    def __check_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"PairKernel: function must be k(x, y) of two points, got {self.function!r:.80}.")
+
+    def bind(self, key: PRNGKeyArray, particles: Float[Array, "n d"]) -> "PairKernel":
+        check_output(self.function, (), 2, particles.shape[1], "PairKernel")
+        return self
 
     def __call__(self, x: Vector, y: Vector) -> Scalar:
         return self.function(x, y)

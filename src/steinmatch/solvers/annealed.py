@@ -5,6 +5,7 @@ nothing about their masses. The log density does. So, where there is one, partic
 resampling) by the ratio of successive p_t, a few at every temperature, and the descent steps spread the copies out.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from steinmatch._checks import positive_integer, positive_number
+from steinmatch._faults import BudgetSpent, cause_of, until
 from steinmatch.solvers.base import AbstractSolver, Budget, Iterate, Problem, Solution
 from steinmatch.solvers.chain import Chain
 from steinmatch.solvers.descent import Descent
@@ -25,6 +27,7 @@ from steinmatch.targets import Gaussian, Tempered, scores_at
 
 _ADAGRAD = optax.adagrad(0.1)  # small: its first step at each temperature has this length, whatever the velocity
 _TEMPERATURES_PER_CALL = 50
+_MOST_STEPS = 10_000  # of one temperature, which is one compiled loop
 _RESAMPLE_BELOW = 0.97  # of n: rarely enough that the noise of resampling does not add up
 
 
@@ -65,6 +68,8 @@ class Annealed(AbstractSolver):
     ):
         self.temperatures = positive_integer(temperatures, "temperatures", "Annealed")
         self.steps = positive_integer(steps, "steps", "Annealed")
+        if self.steps > _MOST_STEPS:
+            raise ValueError(f"Annealed: steps={steps}: at most {_MOST_STEPS:,} a temperature; use more temperatures.")
         self.width = positive_number(width, "width", "Annealed")
         if not 0.0 < ess < 1.0:
             raise ValueError(f"Annealed: ess must lie between 0 and 1, got {ess!r}.")
@@ -91,23 +96,31 @@ class Annealed(AbstractSolver):
         sd = jnp.std(centred, axis=0)
         spread = self.width * centred / jnp.where(sd > 0.0, sd, 1.0)[None, :]
         state = (spread, jnp.zeros(()), jnp.zeros(n))  # particles, t, log weights
-        table, key, done, started = [], jax.random.key(0), 0, time.monotonic()
+        table, key, done = [], jax.random.key(0), 0
+        budget = dataclasses.replace(budget, started=time.monotonic())
+        a_call = _TEMPERATURES_PER_CALL if budget.max_seconds is None else 1
         interrupted = ""
         try:
-            while done < self.temperatures and float(state[1]) < 1.0:
-                so_far = Iterate(state[0], problem.kernel, np.nan, self.steps * done, n * (self.steps + 1) * done)
-                if budget.spent(so_far, started):
-                    break
-                rounds = min(_TEMPERATURES_PER_CALL, self.temperatures - done)
-                state, rows = _anneal(self, problem, path, state, jax.random.fold_in(key, done), resample, rounds)
-                done += rounds
-                table.append(np.asarray(rows))
-                report(Iterate(state[0], problem.kernel, np.nan, n_steps=self.steps * done))
-        except KeyboardInterrupt:
-            interrupted = "interrupted by the user during annealing"
+            with until(budget.deadline):
+                while done < self.temperatures and float(state[1]) < 1.0:
+                    so_far = Iterate(state[0], problem.kernel, np.nan, self.steps * done, n * (self.steps + 1) * done)
+                    if budget.spent(so_far):
+                        break
+                    rounds = min(a_call, self.temperatures - done)
+                    state, rows = _anneal(self, problem, path, state, jax.random.fold_in(key, done), resample, rounds)
+                    done += rounds
+                    table.append(np.asarray(rows))
+                    report(Iterate(state[0], problem.kernel, np.nan, n_steps=self.steps * done))
+        except (KeyboardInterrupt, BudgetSpent, jax.errors.JaxRuntimeError, ValueError) as error:
+            cause = cause_of(error)
+            if not isinstance(cause, KeyboardInterrupt | BudgetSpent):
+                raise cause from None
+            interrupted = "" if isinstance(cause, BudgetSpent) else "interrupted by the user during annealing"
         moved = state[0]
-        if not bool(jnp.all(jnp.isfinite(moved))):
-            raise FloatingPointError("Annealed: particles became non-finite; use a smaller step in rule=.")
+        lost = not bool(jnp.all(jnp.isfinite(moved)))
+        if lost:
+            interrupted = "particles became non-finite in annealing: use a smaller step in rule="
+            moved = particles
         taken = np.concatenate(table) if table else np.zeros((0, 2))
         taken = taken[taken[:, 1] > 0]
         annealing = Solution(
@@ -124,6 +137,8 @@ class Annealed(AbstractSolver):
             history={"temperature": taken[:, 0]},
             interrupted=bool(interrupted),
         )
+        if lost:
+            return annealing
         # The polish says so where the budget is spent: it then takes no step.
         return Chain(_Done(annealing), self.polish).solve(problem, moved, budget, report)
 

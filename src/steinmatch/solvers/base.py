@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from steinmatch._faults import BudgetSpent, TargetError, cause_of, until
 from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import AbstractKernel
 from steinmatch.targets import AbstractTarget
@@ -95,13 +97,19 @@ class Budget:
     used_steps: int = 0
     used_seconds: float = 0.0
     used_gradients: int = 0
+    started: float = dataclasses.field(default_factory=time.monotonic)  # of the present solver
 
-    def exhausted(self, n_gradients: int, started: float) -> bool:
+    def exhausted(self, n_gradients: int) -> bool:
         """Whether time or gradients are used up, in the midst of a step."""
-        seconds = self.used_seconds + time.monotonic() - started
+        seconds = self.used_seconds + time.monotonic() - self.started
         return (self.max_gradients is not None and self.used_gradients + n_gradients >= self.max_gradients) or (
             self.max_seconds is not None and seconds >= self.max_seconds
         )
+
+    @property
+    def deadline(self) -> float:
+        """When the time is up, on the monotonic clock."""
+        return np.inf if self.max_seconds is None else self.started + self.max_seconds - self.used_seconds
 
     def minus(self, solution: "Solution", seconds: float) -> "Budget":
         """The budget after a solve."""
@@ -110,26 +118,30 @@ class Budget:
             used_steps=self.used_steps + solution.n_steps,
             used_seconds=self.used_seconds + seconds,
             used_gradients=self.used_gradients + solution.n_gradients + 2 * solution.n_hvps,
+            started=time.monotonic(),
         )
 
-    def steps_left(self, iterate: Iterate, gradients_a_step: int) -> int | None:
-        """How many steps of so many gradients there are left; None for no limit."""
+    def steps_left(self, iterate: Iterate, gradients_a_step: int, seconds_a_step: float = 0.0) -> int | None:
+        """How many steps of so many gradients and seconds there are left; None for no limit."""
         limits = []
         if self.max_steps is not None:
             limits.append(self.max_steps - self.used_steps - iterate.n_steps)
         if self.max_gradients is not None:
             left = self.max_gradients - self.used_gradients - iterate.n_gradients - 2 * iterate.n_hvps
             limits.append(max(1, -(-left // gradients_a_step)))
+        if self.max_seconds is not None:
+            seconds = self.max_seconds - self.used_seconds - (time.monotonic() - self.started)
+            limits.append(max(1, int(seconds / seconds_a_step)) if seconds_a_step > 0.0 else 1)
         return min(limits, default=None)
 
-    def spent(self, iterate: Iterate, started: float) -> str:
+    def spent(self, iterate: Iterate) -> str:
         """Which limit is reached, in words; empty while there is budget."""
         if self.max_steps is not None and self.used_steps + iterate.n_steps >= self.max_steps:
             return f"stopped after max_steps={self.max_steps} steps"
         gradients = iterate.n_gradients + 2 * iterate.n_hvps
         if self.max_gradients is not None and self.used_gradients + gradients >= self.max_gradients:
             return f"stopped after max_gradients={self.max_gradients} gradients"
-        if self.max_seconds is not None and self.used_seconds + time.monotonic() - started >= self.max_seconds:
+        if self.max_seconds is not None and self.used_seconds + time.monotonic() - self.started >= self.max_seconds:
             return f"stopped after max_seconds={self.max_seconds:g} seconds"
         return ""
 
@@ -177,23 +189,25 @@ def iterate_steps(
     report: Callable[[Iterate], None],
 ) -> Solution:
     """Run the solver to its end, the end of the budget, or Ctrl-C."""
-    started = time.monotonic()
-    iterate = best = solver.init(problem, particles)
-    histories, interrupted = [iterate.history], False
+    budget = dataclasses.replace(budget, started=time.monotonic())
+    iterate = best = Iterate(particles, problem.kernel, np.inf, weights=problem.weights)
+    histories, interrupted = [], False
     try:
-        while not iterate.reason:
-            spent = budget.spent(iterate, started)
-            if spent:
-                iterate = dataclasses.replace(iterate, reason=spent)
-                break
-            iterate = solver.step(problem, iterate, budget)
+        with until(budget.deadline):
+            iterate = best = solver.init(problem, particles)
             histories.append(iterate.history)
-            if not best.residual <= iterate.residual or iterate.converged or iterate.latest:
-                best = dataclasses.replace(iterate, memory=None)  # which may be large
-            report(iterate)
-    except KeyboardInterrupt:
-        interrupted = True
-        iterate = dataclasses.replace(iterate, reason="interrupted by the user; the best particles so far")
+            while not iterate.reason:
+                spent = budget.spent(iterate)
+                if spent:
+                    iterate = dataclasses.replace(iterate, reason=spent)
+                    break
+                iterate = solver.step(problem, iterate, budget)
+                histories.append(iterate.history)
+                if not best.residual <= iterate.residual or iterate.converged or iterate.latest:
+                    best = dataclasses.replace(iterate, memory=None)  # which may be large
+                report(iterate)
+    except (KeyboardInterrupt, BudgetSpent, jax.errors.JaxRuntimeError, ValueError) as error:
+        iterate, interrupted = _ended(error, iterate, budget, len(histories) > 1)
     reason = iterate.reason
     if best.n_steps != iterate.n_steps:
         reason += f"; the particles are those of step {best.n_steps}, where the residual was least"
@@ -213,6 +227,19 @@ def iterate_steps(
         weights=best.weights,
         outcome=best.outcome,
     )
+
+
+def _ended(error: BaseException, iterate: Iterate, budget: Budget, moved: bool) -> tuple[Iterate, bool]:
+    """The last iterate of a solve that ends from within, and whether by Ctrl-C; other errors are raised again."""
+    cause = cause_of(error)
+    if isinstance(cause, KeyboardInterrupt):
+        return dataclasses.replace(iterate, reason="interrupted by the user; the best particles so far"), True
+    if isinstance(cause, BudgetSpent):
+        counted = dataclasses.replace(iterate, n_gradients=max(cause.n_gradients, iterate.n_gradients))
+        return dataclasses.replace(counted, reason=budget.spent(counted) or str(cause)), False
+    if isinstance(cause, TargetError) and moved:
+        return dataclasses.replace(iterate, reason=f"{cause}; the best particles so far"), False
+    raise cause
 
 
 def joined(histories: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
+import numpy as np
 from jaxtyping import Array, Float
 
 from steinmatch.solvers.base import AbstractSolver, Budget, Iterate, Problem, Solution, joined
@@ -39,7 +40,7 @@ class Chain(AbstractSolver):
             if solution.frame is not None and solution.frame is not problem.frame:
                 kernel = problem.kernel.reframe(solution.frame)
                 problem = Problem(problem.target, kernel, problem.weights, solution.frame)
-            if solution.interrupted:
+            if solution.interrupted or (solution.reason and budget.spent(Iterate(particles, problem.kernel, np.inf))):
                 break
         return dataclasses.replace(
             solutions[-1],

@@ -1,5 +1,6 @@
 """SVGD as it is usually run: small steps along the velocity, with any optax rule."""
 
+import time
 from typing import Any
 
 import equinox as eqx
@@ -66,17 +67,18 @@ class Descent(AbstractStepSolver):
             n_gradients=particles.shape[0],
             frame=problem.frame,
             history=_as_history(np.asarray(measures)[None, :]),
-            memory=(self.rule.init(particles), velocity, measures[0]),
+            memory=(self.rule.init(particles), velocity, measures[0], 0.0),
         )
 
     def step(self, problem: Problem, iterate: Iterate, budget: Budget) -> Iterate:
-        rule_state, velocity, first = iterate.memory
+        rule_state, velocity, first, seconds_a_step = iterate.memory
         n = iterate.particles.shape[0]
         steps = min(self.chunk, self.n_steps - iterate.n_steps)
-        left = budget.steps_left(iterate, n)
+        left = budget.steps_left(iterate, n, seconds_a_step)
         steps = steps if left is None else min(steps, left)
         tolerances = (np.asarray(self.rtol * float(first)), np.asarray(self.atol))
         start = (iterate.particles, rule_state, velocity)
+        began = time.monotonic()
         state, table, taken = _chunk(self.rule, self.chunk, problem, start, np.asarray(steps), tolerances)
         table = np.asarray(table)[: int(taken)]
         particles, rule_state, velocity = state
@@ -86,6 +88,8 @@ class Descent(AbstractStepSolver):
             particles, table = iterate.particles, table[:0]
         elif table[-1, 0] <= tolerances[0] or table[-1, 1] <= tolerances[1]:
             converged, reason = True, "the velocity is below its tolerance"
+            if n > 1 and not table[-1, 3] > 0.0:
+                converged, reason = False, "all particles are the same point: no kernel tells them apart"
         elif iterate.n_steps + len(table) >= self.n_steps:
             reason = f"the velocity was still above its tolerance after n_steps={self.n_steps} steps"
         return Iterate(
@@ -98,7 +102,7 @@ class Descent(AbstractStepSolver):
             reason=reason,
             frame=problem.frame,
             history=_as_history(table),
-            memory=(rule_state, velocity, first),
+            memory=(rule_state, velocity, first, (time.monotonic() - began) / max(len(table), 1)),
         )
 
 

@@ -1,6 +1,14 @@
 """Targets: the user's own, and analytic ones with exact moments."""
 
-from steinmatch.targets.base import AbstractTarget, ModelInfo, SavedTarget, Target, constrained_values, scores_at
+from steinmatch.targets.base import (
+    AbstractTarget,
+    ModelInfo,
+    SavedTarget,
+    Target,
+    check_target,
+    constrained_values,
+    scores_at,
+)
 from steinmatch.targets.evaluations import Evaluations
 from steinmatch.targets.gaussian import AbstractAnalyticTarget, Gaussian, NormalMixture
 from steinmatch.targets.mixture import GaussianMixture
@@ -19,6 +27,7 @@ __all__ = [
     "SavedTarget",
     "Target",
     "Tempered",
+    "check_target",
     "constrained_values",
     "scores_at",
     "tempered",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from steinmatch._checks import positive_integer
+from steinmatch._checks import check_kind, check_size, positive_integer
 from steinmatch._types import Scalar, Vector, float64
 from steinmatch.targets.closures import with_own_arrays
 from steinmatch.targets.host import on_host
@@ -43,9 +43,10 @@ class _Callback(eqx.Module):
 
     function: Callable
     shape: tuple[int, ...] = eqx.field(static=True)
+    name: str = eqx.field(static=True)
 
     def __call__(self, x: Vector) -> Array:
-        return on_host(lambda point: (self.function(point),), (self.shape,), x)[0]
+        return on_host(lambda point: (self.function(point),), (self.shape,), x, name=self.name)[0]
 
 
 class ModelInfo:
@@ -124,6 +125,7 @@ class Target(AbstractTarget):
     ):
         self.info = info
         self.dim = positive_integer(dim, "dim", "Target")
+        check_size(64, self.dim, "Target")
         for function, name in ((log_density, "log_density"), (score, "score"), (constrain, "constrain")):
             if function is not None and not callable(function):
                 raise TypeError(f"Target: {name} must be a function of one point, got {function!r:.80}.")
@@ -134,6 +136,7 @@ class Target(AbstractTarget):
         if score is not None:
             score = _apart(score, "score", (self.dim,), self.dim)
         constrain = with_own_arrays(constrain)
+        variables = {} if constrain is None else _variables(constrain, self.dim)
         traced_density = None if log_density is None else _traceable(log_density, "log_density", (), self.dim)
         if score is None:
             if isinstance(traced_density, _Callback):
@@ -147,8 +150,10 @@ class Target(AbstractTarget):
         self.score = _traceable(score, "score", (self.dim,), self.dim)
         self.differentiable = _has_jvp(self.score, self.dim)
         self.constrain = constrain
-        n_names = self.dim if constrain is None else _n_outputs(constrain, self.dim)
+        n_names = self.dim if constrain is None else sum(int(np.prod(shape)) for shape in variables.values())
         self.names = None if names is None else tuple(str(name) for name in names)
+        for name in (*variables, *(self.names or ())):
+            _check_name(name)
         if self.names is not None and len(self.names) not in (self.dim, n_names):
             raise ValueError(
                 f"Target: {len(self.names)} names were given for dim={self.dim}"
@@ -179,6 +184,11 @@ class Target(AbstractTarget):
         return Target(density, dim=unflatten.dim, constrain=Constrained(unflatten), info=info)
 
 
+def check_target(value: Any, place: str) -> None:
+    """TypeError unless `value` is a target."""
+    check_kind(value, AbstractTarget, "target", place, "a Target; for a log density write Target(log_density, dim=d)")
+
+
 def _point(dim: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((dim,), jnp.float64)
 
@@ -196,7 +206,7 @@ def _traceable(function: Callable, name: str, shape: tuple[int, ...], dim: int) 
     try:
         _shape_of(function, name, shape, dim)
     except _NOT_TRACEABLE:
-        return _Callback(function, shape)
+        return _Callback(function, shape, name)
     return function
 
 
@@ -230,14 +240,37 @@ def _has_jvp(score: Callable, dim: int) -> bool:
     return True
 
 
-def _n_outputs(constrain: Callable, dim: int) -> int:
+def _variables(constrain: Callable, dim: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of what `constrain` gives, by name."""
     try:
-        leaves = jax.tree.leaves(jax.eval_shape(constrain, _point(dim)))
+        leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(constrain, _point(dim)))
     except Exception as error:
         raise ValueError(
-            f"Target: constrain failed on a point of shape ({dim},): {type(error).__name__}: {error}"
+            f"Target: constrain failed on a point of shape ({dim},): {type(error).__name__}: {error}. It must return "
+            "an array, or a dict of arrays, and be written with jax.numpy."
         ) from error
-    return sum(int(np.prod(leaf.shape)) for leaf in leaves)
+    found = {path_name(path): tuple(leaf.shape) for path, leaf in leaves}
+    if not found or not all(jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool for _, leaf in leaves):
+        raise ValueError("Target: constrain must return numbers, an array or a dict of arrays; got none.")
+    if any(jnp.issubdtype(leaf.dtype, jnp.complexfloating) for _, leaf in leaves):
+        raise ValueError("Target: constrain must return real numbers; got complex ones.")
+    if len(found) < len(leaves):
+        raise ValueError(f"Target: two of the values of constrain have the same name; there are {', '.join(found)}.")
+    return found
+
+
+def _check_name(name: str) -> None:
+    """Names that tables, files or ArviZ cannot bear are refused at once, not after the fit."""
+    if not name or name in ("chain", "draw") or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in name):
+        raise ValueError(
+            f"Target: {name!r} cannot name a parameter: names are not empty, have no control characters or surrogates, "
+            'and are not "chain" or "draw", which ArviZ uses; rename it.'
+        )
+
+
+def path_name(path: tuple) -> str:
+    """The name of a leaf of what `constrain` gives."""
+    return ".".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in path) or "x"
 
 
 def scores_at(target: AbstractTarget, particles: Float[Array, "n d"]) -> Float[Array, "n d"]:
@@ -263,9 +296,8 @@ def constrained_values(
     tree = _constrained(target.constrain, jnp.asarray(particles))
     columns, names = [], []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        base = ".".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in path) or "x"
         columns.append(np.asarray(leaf, np.float64).reshape(n, -1))
-        names += _indexed(base, leaf.shape[1:])
+        names += _indexed(path_name(path), leaf.shape[1:])
     values = np.concatenate(columns, axis=1)
     if target.names is not None and len(target.names) == values.shape[1]:
         names = target.names

@@ -1,5 +1,6 @@
 """Log densities, scores and Hessians of many points, in batches of one size: compiled once, whatever the number."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from steinmatch._faults import BudgetSpent
 from steinmatch.targets.base import AbstractTarget, Gradient
 
 BATCH = 64
@@ -23,33 +25,36 @@ class Evaluations:
         self.batch = batch
         self.n_gradients = 0
         self.n_hvps = 0
+        self.spent: Callable[[int], bool] = lambda n_gradients: False  # asked before every batch
 
     def __call__(self, x: Float[np.ndarray, "n d"]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n d"]]:
         """log p (nan where the target has none) and the scores."""
-        self.n_gradients += len(x) + -len(x) % self.batch
-        values, scores = _batched(_values_and_scores, self.target, x, self.batch)
+        values, scores = self._batched(_values_and_scores, x, self.batch, (1, 0))
         return values, scores
 
     def hessians(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d d"]:
         """The derivatives of the scores: exact, or from central differences of a score without derivatives."""
         n, d = x.shape
         if self.target.differentiable:
-            self.n_hvps += n * d
-            return _batched(_hessians, self.target, x, int(np.clip(_HESSIAN_ENTRIES // (d * d), 1, BATCH)))[0]
+            return self._batched(_hessians, x, int(np.clip(_HESSIAN_ENTRIES // (d * d), 1, BATCH)), (0, d))[0]
         steps = DIFFERENCE * np.eye(d)[None] * np.maximum(1.0, np.abs(x))[:, :, None]
         ahead, behind = (self((x[:, None] + sign * steps).reshape(-1, d))[1].reshape(n, d, d) for sign in (1.0, -1.0))
         return (ahead - behind) / (2.0 * np.diagonal(steps, axis1=1, axis2=2)[:, :, None])
 
-
-def _batched(function: Any, target: AbstractTarget, x: np.ndarray, size: int) -> list[np.ndarray]:
-    """The function's outputs over all points, the last batch filled up with copies of the first point."""
-    n = len(x)
-    padded = np.concatenate([x, np.repeat(x[:1], -n % size, axis=0)])
-    parts = [
-        [np.asarray(part) for part in function(target, jnp.asarray(padded[i : i + size]))]
-        for i in range(0, len(padded), size)
-    ]
-    return [np.concatenate(found)[:n] for found in zip(*parts, strict=True)]
+    def _batched(self, function: Any, x: np.ndarray, size: int, costs: tuple[int, int]) -> list[np.ndarray]:
+        """The function's outputs over all points, the last batch filled up with copies of the first point; `costs` are
+        the gradients and Hessian-vector products of one point.
+        """
+        n = len(x)
+        padded = np.concatenate([x, np.repeat(x[:1], -n % size, axis=0)])
+        parts = []
+        for i in range(0, len(padded), size):
+            if self.spent(self.n_gradients):
+                raise BudgetSpent(self.n_gradients)
+            parts.append([np.asarray(part) for part in function(self.target, jnp.asarray(padded[i : i + size]))])
+            self.n_gradients += costs[0] * size
+            self.n_hvps += costs[1] * size
+        return [np.concatenate(found)[:n] for found in zip(*parts, strict=True)]
 
 
 @eqx.filter_jit

@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from steinmatch._faults import TargetError, check_time, keep
 from steinmatch._types import Vector
+
+
+def _at(point: np.ndarray) -> str:
+    text = np.array2string(np.atleast_2d(point)[0], precision=4, threshold=8)
+    return f"at x = {text}" if point.ndim == 1 else f"at {len(point)} points, the first x = {text}"
 
 
 def on_host(
@@ -16,6 +22,7 @@ def on_host(
     shapes: tuple[tuple[int, ...], ...],
     x: Vector,
     many: bool = False,
+    name: str = "the target's function",
 ) -> tuple[Array, ...]:
     """`function(x)`, a tuple of float64 arrays of these shapes; with `many` it takes leading axes of points.
 
@@ -25,9 +32,20 @@ def on_host(
 
     def call(words: Any) -> tuple[np.ndarray, ...]:
         point = np.ascontiguousarray(words, dtype=np.uint32).view(np.float64)[..., 0]
+        check_time()
+        try:
+            values = function(point)
+        except KeyboardInterrupt as error:
+            raise keep(error) from None
+        except BaseException as error:
+            raise keep(TargetError(f"{name} raised {type(error).__name__}: {error}; {_at(point)}")) from error
         found = []
-        for value, shape in zip(function(point), shapes, strict=True):
-            array = np.asarray(value, dtype=np.float64).reshape((*point.shape[:-1], *shape))
+        for value, shape in zip(values, shapes, strict=True):
+            try:
+                array = np.asarray(value, dtype=np.float64).reshape((*point.shape[:-1], *shape))
+            except (TypeError, ValueError) as error:
+                what = f"{name} must return numbers of shape {shape}, it gave {value!r:.80}; {_at(point)}"
+                raise keep(TargetError(what)) from error
             found.append(np.ascontiguousarray(array[..., None]).view(np.uint32))
         return tuple(found)
 

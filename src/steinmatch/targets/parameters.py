@@ -13,6 +13,7 @@ from jaxtyping import Array
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
 
+from steinmatch._checks import positive_integer
 from steinmatch._types import Scalar, Vector
 
 Shape = tuple[int, ...]
@@ -35,30 +36,40 @@ positive = Parameter(constraints.positive)
 
 def interval(low: float, high: float) -> Parameter:
     """Between two numbers; `interval(0, 1)(8)` for eight of them."""
-    if not low < high:
-        raise ValueError(f"interval: low must be below high, got {low} and {high}.")
+    try:
+        low, high = float(low), float(high)
+    except (TypeError, ValueError):
+        low = high = float("nan")
+    if not low < high or not math.isfinite(high - low):
+        raise ValueError(f"interval: give two finite numbers, the lower one first; got {low!r:.80} and {high!r:.80}.")
     return Parameter(constraints.interval(low, high))
 
 
 def ordered(n: int) -> Parameter:
     """An increasing vector."""
-    return Parameter(constraints.ordered_vector, (n,))
+    return Parameter(constraints.ordered_vector, (positive_integer(n, "n", "ordered"),))
 
 
 def simplex(n: int) -> Parameter:
     """n positive numbers that sum to one."""
-    return Parameter(constraints.simplex, (n,))
+    return Parameter(constraints.simplex, (positive_integer(n, "n", "simplex"),))
 
 
 def cholesky_corr(n: int) -> Parameter:
     """The Cholesky factor of an n x n correlation matrix."""
-    return Parameter(constraints.corr_cholesky, (n, n))
+    size = positive_integer(n, "n", "cholesky_corr")
+    return Parameter(constraints.corr_cholesky, (size, size))
 
 
 class Unflatten:
     """x in R^d as the dict of constrained parameters, and the log determinant of that map."""
 
     def __init__(self, parameters: Mapping[str, Parameter | Shape]):
+        if not isinstance(parameters, Mapping) or not all(isinstance(name, str) for name in parameters):
+            raise TypeError(
+                "Target.from_parameters: give parameters by name, a dict such as {'mu': (), 'tau': sm.positive}; "
+                f"got {parameters!r:.80}."
+            )
         if not parameters:
             raise ValueError("Target.from_parameters: give at least one parameter, such as {'mu': ()}.")
         self.parts: list[tuple[str, Any, Shape, int]] = []
@@ -72,6 +83,10 @@ class Unflatten:
                     f"steinmatch.positive; got {spec!r:.80}."
                 )
             self.specs.append((name, spec.constraint, spec.shape))
+            if not all(isinstance(size, int) and size >= 1 for size in spec.shape):
+                raise ValueError(
+                    f"Target.from_parameters: the shape of {name!r} must be whole numbers, got {spec.shape}."
+                )
             bijector = biject_to(spec.constraint)
             free = bijector.inverse_shape(spec.shape)
             self.parts.append((name, bijector, free, math.prod(free)))

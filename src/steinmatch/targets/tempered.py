@@ -6,7 +6,7 @@ import equinox as eqx
 import numpy as np
 
 from steinmatch._types import Scalar, Vector
-from steinmatch.targets.base import AbstractTarget
+from steinmatch.targets.base import AbstractTarget, check_target
 
 
 class Tempered(AbstractTarget):
@@ -53,6 +53,8 @@ class Tempered(AbstractTarget):
 
 def tempered(p0: AbstractTarget, p: AbstractTarget, t: float) -> Tempered:
     """The target p_t ~ p0^(1 - t) p^t, for t between 0 (p0) and 1 (p)."""
+    for target in (p0, p):
+        check_target(target, "tempered")
     if p0.dim != p.dim:
         raise ValueError(f"tempered: the two targets must have one dimension, got dim={p0.dim} and dim={p.dim}.")
     if eqx.is_array(t) or isinstance(t, int | float):
