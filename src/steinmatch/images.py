@@ -15,7 +15,6 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +23,7 @@ from jaxtyping import Array, Bool, Float
 from steinmatch._types import Vector
 from steinmatch.coordinates import PulledBack
 from steinmatch.plainly import derivatives, placed
+from steinmatch.targets.compiled import compiled
 
 OWN_DEGREE = 4
 _DIFFERENCE = 1e-3  # of second differences, for values that JAX cannot differentiate: accurate to about 1e-6
@@ -45,7 +45,7 @@ class Values:
         return Values(*(np.concatenate(found) for found in zip(*(vars(part).values() for part in parts), strict=True)))
 
 
-@eqx.filter_jit
+@compiled
 def _values_at(
     constrain: Callable,
     x: Float[Array, "n d"],
@@ -106,7 +106,7 @@ def values_at(
     x = placed(target.frame, filled).x
     jacobians, laplacians = derivatives(target.frame, filled)
     arrays = [jnp.asarray(part) for part in (x, jacobians, laplacians, given)]
-    found = _values_at(constrain, *arrays, differentiable=_differentiable(constrain, d))
+    found = _values_at(constrain, *arrays, _differentiable(constrain, d))
     return Values(*(np.asarray(part)[:n] for part in found))
 
 

@@ -14,13 +14,13 @@ nothing for an adaptation of lengths (ChEES) to find; a better frame is what hel
 from functools import cache
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from steinmatch.coordinates import PulledBack
+from steinmatch.targets.compiled import compiled
 
 CHUNK = 4  # transitions of one compiled scan
 TRAJECTORY = 0.5 * np.pi
@@ -60,7 +60,7 @@ def _hmc() -> Any:
     return hmc, hmc.build_kernel()
 
 
-@eqx.filter_jit
+@compiled
 def begin(target: PulledBack, z: Float[Array, "c d"]) -> States:
     """The states of chains that start at z: one gradient each."""
     hmc, _ = _hmc()
@@ -81,7 +81,7 @@ def advance(
     return Stretch(States(*map(np.asarray, states)), float(last_step), z, scores, *others)
 
 
-@eqx.filter_jit
+@compiled
 def _advance(
     target: PulledBack,
     states: States,

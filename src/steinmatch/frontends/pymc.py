@@ -46,11 +46,15 @@ def from_pymc(model: Any) -> Target:
     def constrain(x: Vector) -> dict:
         return dict(zip([variable.name for variable in shown], outputs(*split(x)), strict=True))
 
-    def predict(values: dict[str, np.ndarray], seed: int) -> dict:
+    def posterior(values: dict[str, np.ndarray]) -> Any:
+        """With the model's dims and coords: variables whose coords differ PyMC would draw anew from the prior."""
         import arviz
 
-        posterior = arviz.from_dict(posterior={name: value[None] for name, value in values.items()})
-        drawn = pymc.sample_posterior_predictive(posterior, model=model, random_seed=seed, progressbar=False)
+        given = {name: value[None] for name, value in values.items()}
+        return arviz.from_dict(posterior=given, dims={k: v for k, v in dims.items() if k in given}, coords=coords)
+
+    def predict(values: dict[str, np.ndarray], seed: int) -> dict:
+        drawn = pymc.sample_posterior_predictive(posterior(values), model=model, random_seed=seed, progressbar=False)
         return {name: np.asarray(value)[0] for name, value in drawn["posterior_predictive"].items()}
 
     def unconstrain(values: dict[str, np.ndarray]) -> np.ndarray:
@@ -68,10 +72,9 @@ def from_pymc(model: Any) -> Target:
         return np.concatenate(free, axis=1)
 
     def log_likelihood(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        import arviz
-
-        posterior = arviz.from_dict(posterior={name: value[None] for name, value in values.items()})
-        found = pymc.compute_log_likelihood(posterior, model=model, extend_inferencedata=False, progressbar=False)
+        found = pymc.compute_log_likelihood(
+            posterior(values), model=model, extend_inferencedata=False, progressbar=False
+        )
         return {str(name): np.asarray(value)[0] for name, value in found.items()}
 
     dims = {name: [str(dim) for dim in found] for name, found in model.named_vars_to_dims.items()}

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from steinmatch._checks import check_kind, check_size, positive_integer
 from steinmatch._types import Scalar, Vector, float64
 from steinmatch.targets.closures import with_own_arrays
+from steinmatch.targets.compiled import compiled
 from steinmatch.targets.host import on_host
 
 # What JAX raises when a function asks a traced value for its number, as NumPy and SciPy functions do.
@@ -278,7 +279,7 @@ def scores_at(target: AbstractTarget, particles: Float[Array, "n d"]) -> Float[A
     return jax.vmap(target.score)(particles)
 
 
-@eqx.filter_jit
+@compiled
 def _constrained(constrain: Callable, particles: Float[Array, "n d"]) -> Any:
     return jax.vmap(constrain)(particles)
 

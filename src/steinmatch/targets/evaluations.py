@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ from jaxtyping import Array, Float
 
 from steinmatch._faults import BudgetSpent
 from steinmatch.targets.base import AbstractTarget, Gradient
+from steinmatch.targets.compiled import compiled
 
 BATCH = 64
 _HESSIAN_ENTRIES = 64 * 400  # of one batch: the Hessians of large targets come in smaller batches
@@ -57,7 +57,7 @@ class Evaluations:
         return [np.concatenate(found)[:n] for found in zip(*parts, strict=True)]
 
 
-@eqx.filter_jit
+@compiled
 def _values_and_scores(target: AbstractTarget, x: Float[Array, "n d"]) -> tuple[Array, Array]:
     if target.log_density is None:
         return jnp.full(x.shape[0], jnp.nan), jax.vmap(target.score)(x)
@@ -66,7 +66,7 @@ def _values_and_scores(target: AbstractTarget, x: Float[Array, "n d"]) -> tuple[
     return jax.vmap(target.log_density)(x), jax.vmap(target.score)(x)
 
 
-@eqx.filter_jit
+@compiled
 def _hessians(target: AbstractTarget, x: Float[Array, "n d"]) -> tuple[Array]:
     """Point after point: as fast as all at once, which made XLA wait for itself for ever on a Gaussian process, whose
     Hessians call LAPACK in batches of batches (jaxlib 0.10.2, 2 cores, one call in a hundred).
