@@ -152,7 +152,7 @@ CASES = {
     "matrix features": (
         lambda: sm.fit(GAUSS, 5, kernel=sm.FeatureKernel(lambda x: jnp.outer(x, x))),
         ValueError,
-        r"phi must return a vector of m features.*got \(2, 2\)",
+        r"must return a vector of m features.*of shape \(2, 2\)",
     ),
     "optax rule": (lambda: sm.Descent(0.1), TypeError, r"optax rule such as optax.adam"),
     "statistic": (lambda: sm.ksd(GAUSS, np.zeros((2, 2)), statistic="w"), ValueError, r"'w'"),
@@ -181,7 +181,7 @@ CASES = {
     "features that are no kernel": (
         lambda: sm.stein_equation(lambda x: x[0], GAUSS, np.eye(2), np.zeros((3, 2))),
         TypeError,
-        r"features must be a kernel such as Polynomial\(2\)",
+        r"kernel must be a kernel such as RBF\(\) or Polynomial\(2\)",
     ),
     "values of f for other points": (
         lambda: sm.stein_equation(np.zeros(4), GAUSS, sm.Linear(), np.zeros((3, 2))),
