@@ -4,14 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 import steinmatch as sm
 from steinmatch.adaptive.frames import cloud, normal_points
-from steinmatch.adaptive.parents import fit_parent, likely_parents
-from steinmatch.adaptive.verdict import Error, Verdict, confirmed
+from steinmatch.adaptive.parents import _NORMAL_GRID, _quantiles, fit_parent, likely_parents
+from steinmatch.adaptive.verdict import Error, Verdict, _cautious, confirmed
 from steinmatch.coordinates import AffineMap
 from steinmatch.solvers.base import Budget, Problem
 from steinmatch.targets import Evaluations
+from steinmatch.weights import Layout
 
 
 def skewed(x):
@@ -315,3 +317,24 @@ def test_bad_walks(arguments):
 def test_the_tolerance_is_checked():
     with pytest.raises(ValueError, match="tol"):
         sm.fit(sm.Target(skewed, dim=2), tol=-1.0)
+
+
+def test_the_quantiles_of_a_parent_whose_affine_frame_is_a_thin_slice():
+    """log tau of tau = |N(0, 1)|, known at knots that begin from an affine sd of 0.07: the closed form."""
+    steps = 0.07 * 2.0 ** np.arange(8)
+    knots = -1.5 + np.concatenate([-steps[::-1], [0.0], steps[:5], [1.6, 2.0, 2.3, 2.6, 2.9]])
+    found = _quantiles(knots, knots - 0.5 * np.exp(2.0 * knots), -1.5, 0.07)
+    exact = np.log(scipy.stats.norm.ppf(0.5 + 0.5 * scipy.stats.norm.cdf(_NORMAL_GRID)))
+    usual = np.abs(_NORMAL_GRID) <= 2.0
+    np.testing.assert_allclose(found[usual], exact[usual], atol=0.1)
+
+
+def test_errors_cover_what_rare_values_hide():
+    """Means of t3 draws: their plain standard errors are too small whenever the largest values are missing."""
+    rng = np.random.default_rng(0)
+    layout = Layout(8, 16, 1)
+    off = []
+    for _ in range(300):
+        draws = rng.standard_t(3, size=(128, 1)) ** 2  # infinite variance
+        off.append(float(np.abs(draws.mean() - 3.0) / _cautious(draws, layout)[0]))
+    assert np.mean(np.array(off) > 2.0) <= 0.05

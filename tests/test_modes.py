@@ -8,8 +8,10 @@ from scipy.special import gammaln
 
 import steinmatch as sm
 from steinmatch.adaptive.evidence import Evidence, bridge, in_all
-from steinmatch.adaptive.modes import combined
+from steinmatch.adaptive.modes import Confined, combined
 from steinmatch.adaptive.verdict import Error
+from steinmatch.coordinates import AffineMap
+from steinmatch.targets import Evaluations
 from steinmatch.weights import Layout
 
 
@@ -161,3 +163,16 @@ def test_a_score_that_is_not_the_gradient_is_refused():
 def test_improper_directions_are_named():
     fit = sm.fit(sm.Target(lambda x: -0.5 * x[0] ** 2 + 0.0 * x[1], dim=2), max_gradients=20_000, progress=False)
     assert not fit.converged and "improper in x[1]:" in fit.reason
+
+
+def test_a_confined_target_is_the_target_in_its_part_and_zero_elsewhere():
+    target, _, _ = mixture([[0.0, 0.0], [6.0, 0.0]], [1.0, 1.0], [0.5, 0.5])
+    frames = [AffineMap(jnp.array(centre), jnp.eye(2)) for centre in ([0.0, 0.0], [6.0, 0.0])]
+    points = np.random.default_rng(0).uniform(-3.0, 9.0, size=(200, 2))
+    parts = [Evaluations(Confined(target, frames, k))(points) for k in range(2)]
+    whole, scores = Evaluations(target)(points)
+    inside = points[:, 0] < 3.0  # equal normals: the plane half way
+    for (values, own), mine in zip(parts, (inside, ~inside), strict=True):
+        np.testing.assert_array_equal(values[mine], whole[mine])
+        assert (values[~mine] == -np.inf).all()
+        np.testing.assert_allclose(own[mine], scores[mine], rtol=1e-12)

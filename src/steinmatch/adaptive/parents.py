@@ -31,6 +31,7 @@ _GOOD = 0.05  # variance of log weights, about twice the divergence from the fra
 _NOISE = 3.0
 _MOST_PLACES = 12  # of a parent, to each side
 _NEGLIGIBLE = 12.0  # nats below the top of its marginal density: 5 sds of a normal
+_MOST_BETWEEN, _MISS = 10, 0.05  # further places between, and by how many nats the marginal may be off
 _SMALL_DROP, _LARGE_DROP = 1.0, 3.5  # of the log marginal between two places: then the next is further, or nearer
 _GIVEN_SWEEPS, _GIVEN_ERROR, _GIVEN_GAIN = 20, 0.02, 0.01
 _NORMAL_GRID = np.linspace(-5.0, 5.0, 41)
@@ -140,6 +141,7 @@ def fit_parent(evaluate: Evaluate, frame: AffineMap, v: int, seed: int) -> Abstr
         known = _outwards(evaluate, v, known, side * float(lower[0, 0]), z)
     if len(known) < 4:
         return None
+    known = _refined(evaluate, v, known, z)
     knots = np.array([place for place, _ in known])
     means = np.stack([np.asarray(state.frame.shift) for _, state in known])
     roots = np.stack([np.asarray(state.frame.root) for _, state in known])
@@ -184,6 +186,33 @@ def _outwards(
     return path[::side]
 
 
+def _refined(
+    evaluate: Evaluate, v: int, known: list[tuple[float, AffineState]], z: Float[np.ndarray, "k r"]
+) -> list[tuple[float, AffineState]]:
+    """Further values of the parent where its marginal density, between those that are known, is not: a cubic spline
+    through all but one of them misses that one, by so many nats times the root of the density there.
+    """
+    for _ in range(_MOST_BETWEEN):
+        places, logs = np.array([place for place, _ in known]), np.array([state.bound.value for _, state in known])
+        if not np.isfinite(logs).all():
+            break
+        misses = np.zeros(len(places))
+        for k in range(1, len(places) - 1):
+            spline = scipy.interpolate.CubicSpline(np.delete(places, k), np.delete(logs, k), bc_type="natural")
+            misses[k] = abs(float(spline(places[k])) - logs[k]) * np.exp(0.5 * (logs[k] - logs.max()))
+        k = int(np.argmax(misses))
+        if misses[k] < _MISS:
+            break
+        left = k - 1 if places[k] - places[k - 1] > places[k + 1] - places[k] else k
+        there = 0.5 * (places[left] + places[left + 1])
+        nearest = known[left if logs[left] > logs[left + 1] else left + 1][1].frame
+        following = _conditional(_Given(evaluate, v, there), nearest, z)
+        if following is None:
+            break
+        known = [*known[: left + 1], (there, following), *known[left + 1 :]]
+    return known
+
+
 def _carried(path: list[tuple[float, AffineState]], there: float) -> AffineMap:
     """Where the next conditional affine phase begins: what the last two were, continued in a straight line."""
     place, frame = path[-1][0], path[-1][1].frame
@@ -216,12 +245,19 @@ def _quantiles(
     """The quantile function of the parent at normal scores, from its log marginal density at the knots; a normal one
     where that density is not known, or does not fall at both ends.
     """
-    normal = centre + sd * _NORMAL_GRID
-    slopes = np.diff(log_marginal) / np.diff(knots)
-    if not np.isfinite(log_marginal).all() or not (slopes[0] > 0.1 / sd and slopes[-1] < -0.1 / sd):
+    normal, top = centre + sd * _NORMAL_GRID, log_marginal.max()
+    slopes, extent = np.diff(log_marginal) / np.diff(knots), knots[-1] - knots[0]
+    falls = np.array([slopes[0], -slopes[-1]])
+    # Ends that fall by a nat over what is known, and lie below the top; not over an sd of the affine frame, which may
+    # be a thin slice of a wide marginal.
+    if (
+        not np.isfinite(log_marginal).all()
+        or not (falls * extent > 1.0).all()
+        or log_marginal[[0, -1]].max() > top - 1.0
+    ):
         return normal
-    reach = 30.0 / min(slopes[0], -slopes[-1])
-    grid = np.linspace(knots[0] - min(reach, 20.0 * sd), knots[-1] + min(reach, 20.0 * sd), 8001)
+    reach = np.minimum(30.0 / falls, 10.0 * extent)
+    grid = np.linspace(knots[0] - reach[0], knots[-1] + reach[1], 8001)
     logs = scipy.interpolate.CubicSpline(knots, log_marginal, bc_type="natural")(np.clip(grid, knots[0], knots[-1]))
     logs = logs + slopes[0] * np.minimum(grid - knots[0], 0.0) + slopes[-1] * np.maximum(grid - knots[-1], 0.0)
     density = np.exp(logs - logs.max())
@@ -232,11 +268,13 @@ def _quantiles(
 
 
 def _steadiness(points: Cloud) -> Float[np.ndarray, " n"]:
-    """Weights of points in regressions: less for those where the frame is far off, after Huber."""
+    """Weights of points in regressions: all but none for those where the frame is far off, whose scores would decide
+    the coefficients by themselves.
+    """
     off = np.linalg.norm(points.scores + points.z, axis=1)
     off = np.where(np.isfinite(off), off, np.inf)
     with np.errstate(all="ignore"):
-        weights = np.minimum(1.0, 3.0 * np.median(off) / np.maximum(off, 1e-300))
+        weights = np.minimum(1.0, (2.0 * np.median(off) / np.maximum(off, 1e-300)) ** 4)
     return np.where(np.isfinite(off), weights, 0.0)
 
 
