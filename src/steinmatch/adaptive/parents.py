@@ -268,13 +268,14 @@ def _quantiles(
 
 
 def _steadiness(points: Cloud) -> Float[np.ndarray, " n"]:
-    """Weights of points in regressions: all but none for those where the frame is far off, whose scores would decide
-    the coefficients by themselves.
+    """Weights of points in regressions: less for those where the frame is far off, after Huber; in many dimensions,
+    where the norm concentrates and a few such points would choose the parent by themselves, all but none.
     """
     off = np.linalg.norm(points.scores + points.z, axis=1)
     off = np.where(np.isfinite(off), off, np.inf)
     with np.errstate(all="ignore"):
-        weights = np.minimum(1.0, (2.0 * np.median(off) / np.maximum(off, 1e-300)) ** 4)
+        ratio = np.median(off) / np.maximum(off, 1e-300)
+        weights = np.minimum(1.0, (2.0 * ratio) ** 4 if points.z.shape[1] > _BOTH else 3.0 * ratio)
     return np.where(np.isfinite(off), weights, 0.0)
 
 
