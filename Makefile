@@ -25,6 +25,8 @@ bench: .venv/.bench
 	$(BIN)/python -m benchmarks.zoo
 	$(BIN)/python -m benchmarks.zoo --hierarchical
 	$(BIN)/python -m benchmarks.logistic
+	$(BIN)/python -m benchmarks.calibration
+	$(BIN)/python -m benchmarks.faults
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
