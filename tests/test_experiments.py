@@ -30,7 +30,7 @@ OUTPUTS = {
 def small(tmp_path_factory):
     """All experiments in 5 dimensions, one trial, few steps; the folder and the claims."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(methods, "DESCENT_STEPS", 200)
+    patch.setattr(methods, "DESCENT_STEPS", 100)
     for module in (gaussian, condition, rbm):
         patch.setattr(module, "DIM", 5)
         patch.setattr(module, "QUICK_GRID", (3, 12))

@@ -203,3 +203,12 @@ def test_bad_input(arguments, word):
     target = sm.targets.Gaussian(np.zeros(2), np.eye(2))
     with pytest.raises(ValueError, match=word):
         sm.stein_weights(target, **arguments)
+
+
+@pytest.mark.parametrize("n", [100, 401])
+def test_numbers_of_draws_that_fill_no_batches(n):
+    target = sm.targets.Gaussian([1.0, -1.0], np.diag([1.0, 4.0]))
+    draws = np.random.default_rng(n).normal(size=(n, 2)) * [1.0, 2.0] + [1.0, -1.0]
+    weights = sm.stein_weights(target, draws)
+    assert weights.shape == (n,) and weights.sum() == pytest.approx(1.0)
+    np.testing.assert_allclose(weights @ draws, [1.0, -1.0], atol=1e-6)

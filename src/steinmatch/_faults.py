@@ -9,8 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 
-import jax
-
 
 class TargetError(ValueError):
     """A function of the user's raised, or returned something of the wrong shape; the message says where."""
@@ -54,7 +52,7 @@ def keep(error: BaseException) -> BaseException:
 
 def cause_of(error: BaseException) -> BaseException:
     """What an error of XLA stands for: the error of the user's function, if that is what it was."""
-    if "CpuCallback" not in str(error) and not isinstance(error, jax.errors.JaxRuntimeError):
+    if "allback" not in str(error):
         return error
     with _LOCK:
         return _KEPT.pop() if _KEPT else error

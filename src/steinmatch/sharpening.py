@@ -81,10 +81,13 @@ def stein_weights(
         psi = (phi[:, :, None] * s[:, None, :] + slopes).reshape(n, -1)
         return _solved(psi, type(features).__name__)
     pulled, z, pulled_scores = _in_frame(target, x, s, "stein_weights")
-    values = values_at(pulled, z, pulled_scores)
     if features is None:
-        found = judge(z, pulled_scores, values, _layout(n, 1)[0])
-        return _weights(found.weights, found.ess, found.residual, found.family)
+        layout, order = _layout(n, 1)
+        found = judge(z[order], pulled_scores[order], values_at(pulled, z[order], pulled_scores[order]), layout)
+        weights = np.zeros(n)
+        weights[order] = found.weights  # draws that fill no batch have none
+        return _weights(weights, found.ess, found.residual, found.family)
+    values = values_at(pulled, z, pulled_scores)
     if features not in (1, 2, 3):
         raise ValueError(
             f"stein_weights: features must be a kernel, a degree 1, 2 or 3, or None; got {features!r:.80}."
