@@ -179,7 +179,12 @@ def write(data: Any, path: str | Path) -> None:
             dataset = data[group]
             dataset = dataset.rename({n: _filed(n) for n in {*dataset.variables, *dataset.dims} if _filed(n) != n})
             dataset.to_netcdf(content, group=group, mode="a" if i else "w", engine="h5netcdf")
-    write_whole(path, content.getvalue())
+    write_whole(path, content.getvalue() + _seal(content.getvalue()))
+
+
+def _seal(content: bytes) -> bytes:
+    """What follows a file's content: HDF5 reads past it, and damage is found before HDF5, which may hang on it."""
+    return b"steinmatch" + hashlib.sha256(content).digest()
 
 
 def _filed(name: Any) -> str:
@@ -204,6 +209,9 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any], Saved
     if not path.is_file():
         raise FileNotFoundError(f"load: there is no file {path}.")
     try:
+        content = path.read_bytes()
+        if content[-42:] != _seal(content[:-42]):
+            raise ValueError("its checksum is not that of its content")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import arviz
