@@ -20,7 +20,6 @@ FORMAT = 3
 _SAVED = (
     "converged", "reason", "residual", "n_steps", "n_gradients", "n_hvps", "n_nonfinite", "seconds", "seed",
 )  # fmt: skip
-_CHECKED = (*_SAVED, "names", "variables", "dims", "coords", "rounds", "modes", "log_evidence", "frame", "kernel")
 _FOREIGN = "a file that steinmatch saved"
 
 
@@ -111,14 +110,9 @@ def inference_data(fit: Any) -> Any:
     data = weighted_draws(target, fit.particles, np.asarray(fit.weights), 1, densities)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        arrays = _arrays(fit)
-        attributes = {name: _plain(value) for name, value in _attributes(fit, info).items()}
-        values = constrained_values(target, fit.particles)[1]
-        summed = {**arrays, "x": fit.particles, "weights": np.asarray(fit.weights), "values": values}
-        attributes["checksum"] = _checksum(summed, {name: _parsed(value) for name, value in attributes.items()})
-        data.posterior.attrs.update(attributes)
+        data.posterior.attrs.update({name: _plain(value) for name, value in _attributes(fit, info).items()})
         own = {"x": (("draw", "dimension"), fit.particles), **{
-            name: (tuple(f"{name}_{i}" for i in range(value.ndim)), value) for name, value in arrays.items()
+            name: (tuple(f"{name}_{i}" for i in range(value.ndim)), value) for name, value in _arrays(fit).items()
         }}  # fmt: skip
         data.add_groups({"unconstrained": xarray.Dataset(own)}, warn_on_custom_groups=False)
     return data
@@ -192,17 +186,6 @@ def _filed(name: Any) -> str:
     return str(name).replace("/", "\N{DIVISION SLASH}")
 
 
-def _checksum(arrays: dict[str, np.ndarray], attributes: dict[str, Any]) -> str:
-    """Of all that a fit is made of again."""
-    total = hashlib.sha256()
-    for name, value in sorted(arrays.items()):
-        array = np.ascontiguousarray(value)
-        total.update(f"{name} {array.dtype.str} {array.shape}".encode() + array.tobytes())
-    said = {name: value for name, value in attributes.items() if name in _CHECKED}
-    total.update(json.dumps(said, sort_keys=True).encode())
-    return total.hexdigest()
-
-
 def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any], SavedTarget]:
     """Arrays and attributes of a saved fit, and a stand-in for its target."""
     path = as_path(path, "load")
@@ -229,8 +212,6 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any], Saved
         shapes = {name: tuple(posterior[_filed(name)].shape[1:]) for name in attributes["variables"]}
         columns = [posterior[_filed(name)].reshape(len(arrays["x"]), -1) for name in shapes]
         values = np.concatenate(columns, axis=1)
-        if _checksum({**arrays, "values": values}, attributes) != attributes["checksum"]:
-            raise ValueError("its checksum is not that of its numbers")
         info = ModelInfo(attributes["dims"], attributes["coords"])
         names = tuple(attributes["names"])
     except Exception as error:

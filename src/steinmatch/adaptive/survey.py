@@ -170,7 +170,7 @@ def look_for_modes(
                 break
         known = np.isfinite(local.bound.value) or evaluate.target.log_density is None
         settled = done and usable(local.bound) and (few or bound_error(local) < _SETTLED)
-        if settled and known and (_apart(local, rivals) if across else _other(local, rivals) and _parted(seen, local)):
+        if settled and known and (_apart(local, rivals) if across else _other(local, rivals)):
             rivals.append(local)
     home = not across or len(rivals) < 2
     if across and home:
@@ -258,15 +258,6 @@ def _other(state: AffineState, rivals: list[AffineState], share: float = 1.0) ->
     if home <= share * _APART and abs(volume) <= share * (_NARROW + 0.5 * d):
         return False
     return _apart(state, rivals, share)
-
-
-def _parted(seen: Seen, state: AffineState) -> bool:
-    """Whether a mode is far smaller or larger than the frame's own, or a valley lies between: in many dimensions affine
-    frames of one mode that is not normal can be several sds apart.
-    """
-    d = state.z.shape[1]
-    volume = float(np.sum(np.log(np.abs(np.diagonal(np.asarray(state.frame.root))))))
-    return abs(volume) > _NARROW + 0.5 * d or _dip(seen, np.asarray(state.frame.shift), np.zeros(d)) > _DIP
 
 
 def _apart(state: AffineState, rivals: list[AffineState], share: float = 1.0) -> bool:

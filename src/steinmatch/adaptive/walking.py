@@ -132,7 +132,7 @@ class Walk(AbstractStepSolver):
         memory: Memory = iterate.memory
         if memory.parts:
             return step_parts(self, problem, memory, iterate, budget)
-        memory.evaluate.spent = lambda n_gradients: budget.exhausted(n_gradients)
+        memory.evaluate.spent = budget.exhausted
         if memory.phase == "climb":
             memory = self._climb(memory)
         elif memory.phase == "parent":
