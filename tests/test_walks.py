@@ -16,6 +16,7 @@ from steinmatch.walks import States, advance
 CHAINS = 20_000
 TARGET = sm.Target(lambda x: 3.0 * x[0] - jnp.exp(x[0]), dim=1)  # the logarithm of a gamma variable of shape 3
 FRAME = AffineMap(jnp.array([0.7]), jnp.array([[0.9]]))
+FACTORS = np.array([0.25, 1.0, 1.1, 0.9])
 
 
 def by_leaps(evaluate, states):
@@ -23,11 +24,11 @@ def by_leaps(evaluate, states):
 
 
 def by_strides(evaluate, states):
-    return stride(evaluate, FRAME, states, float(np.log(1.4)), np.zeros(4), True, np.random.default_rng(2))
+    return stride(evaluate, FRAME, states, float(np.log(1.4)), np.zeros(4), FACTORS, np.random.default_rng(2))
 
 
 def by_blackjax(evaluate, states):
-    return advance(PulledBack(TARGET, FRAME), states, jax.random.key(3), float(np.log(1.4)), np.zeros(4), True)
+    return advance(PulledBack(TARGET, FRAME), states, jax.random.key(3), float(np.log(1.4)), np.zeros(4), FACTORS)
 
 
 @pytest.mark.parametrize("moved_by", [by_leaps, by_strides, by_blackjax])

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from steinmatch.coordinates import PulledBack
 from steinmatch.targets.compiled import compiled
@@ -25,7 +25,7 @@ from steinmatch.targets.compiled import compiled
 CHUNK = 4  # transitions of one compiled scan
 TRAJECTORY = 0.5 * np.pi
 ACCEPTANCE = 0.8
-CAUTION = 0.25
+CAUTION = 0.25  # factor of the steps of some trajectories
 STIFF = 1e-3  # acceptance: at a mean of 0.8 the energy error is .06 +- .35, and this is 20 of its sds away
 MOST_LEAPS = 256  # of one trajectory
 
@@ -47,7 +47,7 @@ class Stretch(NamedTuple):
     scores: Float[np.ndarray, "t c d"]  # of the pulled-back density
     log_densities: Float[np.ndarray, "t c"]
     acceptance: Float[np.ndarray, " t"]
-    caution: Float[np.ndarray, " t"]  # factor of the step
+    factors: Float[np.ndarray, " t"]  # of the step
     stiff: Float[np.ndarray, " t"]  # share of trajectories that left the energy by so much: their steps were too long
     leaps: Float[np.ndarray, " t"]  # gradients of each chain
 
@@ -68,14 +68,14 @@ def begin(target: PulledBack, z: Float[Array, "c d"]) -> States:
 
 
 def advance(
-    target: PulledBack, states: States, key: PRNGKeyArray, log_step: float, gains: np.ndarray, cautious: bool
+    target: PulledBack, states: States, key: PRNGKeyArray, log_step: float, gains: np.ndarray, factors: np.ndarray
 ) -> Stretch:
     """As many transitions as there are `gains`; the step size follows the acceptance by these gains, 0 being none.
 
-    If `cautious`, the first transition is one of short steps: chains that have come to where the density is stiff, and
-    where long steps are all rejected, get away from there.
+    `factors` multiply the steps. Those below one shorten the trajectories too: chains that have come to where the
+    density is stiff, and where long steps are all rejected, get away from there.
     """
-    given = (States(*map(jnp.asarray, states)), key, jnp.asarray(log_step), jnp.asarray(gains), jnp.asarray(cautious))
+    given = (States(*map(jnp.asarray, states)), key, jnp.asarray(log_step), jnp.asarray(gains), jnp.asarray(factors))
     states, last_step, rows = _advance(target, *given)
     z, scores, *others = (np.asarray(row) for row in rows)
     return Stretch(States(*map(np.asarray, states)), float(last_step), z, scores, *others)
@@ -88,7 +88,7 @@ def _advance(
     key: PRNGKeyArray,
     log_step: Float[Array, ""],
     gains: Float[Array, " t"],
-    cautious: Bool[Array, ""],
+    factors: Float[Array, " t"],
 ) -> tuple[States, Array, tuple]:
     hmc, kernel = _hmc()
     chains, d = states.z.shape
@@ -96,23 +96,22 @@ def _advance(
 
     def transition(carry: tuple, inputs: tuple) -> tuple:
         states, log_step = carry
-        key, gain, caution = inputs
+        key, gain, factor = inputs
         jitter_key, chain_key = jax.random.split(key)
         step = jnp.exp(log_step)
         length = TRAJECTORY * jax.random.uniform(jitter_key, dtype=jnp.float64, minval=0.5, maxval=1.5)
-        leaps = jnp.clip(jnp.ceil(length / step), 1, MOST_LEAPS).astype(jnp.int32)
+        leaps = jnp.clip(jnp.ceil(length / (jnp.maximum(factor, 1.0) * step)), 1, MOST_LEAPS).astype(jnp.int32)
 
         def one(key: PRNGKeyArray, state: Any) -> tuple:
-            return kernel(key, state, target.log_density, caution * step, metric, leaps)
+            return kernel(key, state, target.log_density, factor * step, metric, leaps)
 
         moved, info = jax.vmap(one)(jax.random.split(chain_key, chains), states)
         accepted = jnp.mean(jnp.nan_to_num(info.acceptance_rate))
         stiff = jnp.mean(jnp.where(info.acceptance_rate >= STIFF, 0.0, 1.0))
-        row = (moved.position, moved.logdensity_grad, moved.logdensity, accepted, caution, stiff, leaps)
-        follow = jnp.where(caution < 1.0, 0.0, gain)
+        row = (moved.position, moved.logdensity_grad, moved.logdensity, accepted, factor, stiff, leaps)
+        follow = jnp.where(factor == 1.0, gain, 0.0)
         return (moved, log_step + follow * (accepted - ACCEPTANCE)), row
 
     keys = jax.random.split(key, gains.shape[0])
-    caution = jnp.where((jnp.arange(gains.shape[0]) == 0) & cautious, CAUTION, 1.0)
-    (moved, log_step), rows = jax.lax.scan(transition, (hmc.HMCState(*states), log_step), (keys, gains, caution))
+    (moved, log_step), rows = jax.lax.scan(transition, (hmc.HMCState(*states), log_step), (keys, gains, factors))
     return States(*moved), log_step, rows

@@ -71,6 +71,7 @@ class Chains:
     transitions: int = 0
     wanted: int = 0  # transitions of the next verdict
     leaping: bool = False
+    boldness: float = 1.0  # factor of the steps of most trajectories
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,10 +136,10 @@ def starting_points(points: Cloud, groups: int, seed: int) -> np.ndarray:
 
 def usual(chains: Chains, name: str) -> np.ndarray:
     """A statistic of each transition by trajectories with steps of the usual length."""
-    values, caution = (
-        np.concatenate([np.asarray(getattr(s, part)) for s in chains.stretches]) for part in (name, "caution")
+    values, factors = (
+        np.concatenate([np.asarray(getattr(s, part)) for s in chains.stretches]) for part in (name, "factors")
     )
-    return values[caution == 1.0]
+    return values[factors == 1.0]
 
 
 def recorded(memory: Memory, verdict: Verdict, layout: Layout) -> Memory:

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from steinmatch.adaptive.frames import Cloud, cloud, log_weights
 from steinmatch.coordinates import AbstractFrame
 from steinmatch.targets import Evaluations
-from steinmatch.walks import ACCEPTANCE, CAUTION, CHUNK, MOST_LEAPS, STIFF, TRAJECTORY, States, Stretch
+from steinmatch.walks import ACCEPTANCE, CHUNK, MOST_LEAPS, STIFF, TRAJECTORY, States, Stretch
 
 CYCLE = 3  # stretches: trajectories, then leaps
 _STUCK = 0.01  # acceptance at a draw that would be repeated by a hundred leaps, were it not for trajectories
@@ -72,29 +72,30 @@ def stride(
     states: States,
     log_step: float,
     gains: Float[np.ndarray, " t"],
-    cautious: bool,
+    factors: Float[np.ndarray, " t"],
     rng: np.random.Generator,
 ) -> Stretch:
     """Trajectories of Hamiltonian Monte Carlo, as in `walks.advance`."""
     rows, statistics = [], []
-    for t, gain in enumerate(gains):
-        step, caution = np.exp(log_step), CAUTION if cautious and t == 0 else 1.0
-        leaps = int(np.clip(np.ceil(TRAJECTORY * rng.uniform(0.5, 1.5) / step), 1, MOST_LEAPS))
+    for gain, factor in zip(gains, factors, strict=True):
+        length, usual = TRAJECTORY * rng.uniform(0.5, 1.5), np.exp(log_step)
+        leaps = int(np.clip(np.ceil(length / (max(factor, 1.0) * usual)), 1, MOST_LEAPS))
+        step = factor * usual
         momentum = rng.normal(size=states.z.shape)
         energy = 0.5 * np.sum(momentum**2, axis=1) - states.log_densities
         there = Cloud(*states)
         with np.errstate(all="ignore"):
             for _ in range(leaps):
-                momentum = momentum + 0.5 * caution * step * there.scores
-                there = cloud(evaluate, frame, there.z + caution * step * momentum)
-                momentum = momentum + 0.5 * caution * step * there.scores
+                momentum = momentum + 0.5 * step * there.scores
+                there = cloud(evaluate, frame, there.z + step * momentum)
+                momentum = momentum + 0.5 * step * there.scores
             lost = 0.5 * np.sum(momentum**2, axis=1) - there.log_densities - energy
             acceptance = np.where(np.isfinite(lost), np.exp(-np.maximum(lost, 0.0)), 0.0)
         states = _moved(states, States(*there), rng.uniform(size=len(acceptance)) < acceptance)
         rows.append(states)
         accepted = float(acceptance.mean())
-        statistics.append((accepted, caution, np.mean(acceptance < STIFF), float(leaps)))
-        log_step = log_step + (gain * (accepted - ACCEPTANCE) if caution == 1.0 else 0.0)
+        statistics.append((accepted, factor, np.mean(acceptance < STIFF), float(leaps)))
+        log_step = log_step + (gain * (accepted - ACCEPTANCE) if factor == 1.0 else 0.0)
     return _stretch(rows, log_step, *np.array(statistics).T)
 
 

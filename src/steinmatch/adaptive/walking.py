@@ -54,7 +54,7 @@ from steinmatch.kernels import Whitened
 from steinmatch.plainly import placed
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
 from steinmatch.targets import AbstractTarget, Evaluations
-from steinmatch.walks import ACCEPTANCE, CHUNK, States, Stretch, advance, begin
+from steinmatch.walks import ACCEPTANCE, CAUTION, CHUNK, States, Stretch, advance, begin
 from steinmatch.weights import Layout
 
 _SWEEPS = 5  # of one step
@@ -260,15 +260,19 @@ class Walk(AbstractStepSolver):
         return dataclasses.replace(chains, wanted=CHUNK * max(2 if chains.leaping else 1, -(-least // CHUNK)))
 
     def _advanced(self, memory: Memory, chains: Chains, gains: np.ndarray) -> Stretch:
-        """One stretch of all chains, counted: leaps, or trajectories, every second one of which begins cautiously."""
+        """One stretch of all chains, counted: leaps, or trajectories, some of which have shorter steps than most."""
         turn, frame = chains.transitions // CHUNK, chains.target.frame
         rng = np.random.default_rng([self.seed % 2**32, turn])
         if chains.leaping and turn % CYCLE != 1:
             return leap(memory.evaluate, frame, chains.states, chains.log_step, rng)
-        cautious = turn % 2 == 0
+        factors = np.full(CHUNK, chains.boldness)
+        if chains.boldness > 1.0:
+            factors[0] = 1.0
+        elif turn % 2 == 0:
+            factors[0] = CAUTION
         if chains.wanted <= _LONG and chains.target.target.log_density is not None:
-            return stride(memory.evaluate, frame, chains.states, chains.log_step, gains, cautious, rng)
-        stretch = advance(chains.target, chains.states, self._key(chains), chains.log_step, gains, cautious)
+            return stride(memory.evaluate, frame, chains.states, chains.log_step, gains, factors, rng)
+        stretch = advance(chains.target, chains.states, self._key(chains), chains.log_step, gains, factors)
         leaps = int(np.sum(stretch.leaps))
         memory.evaluate.n_gradients += leaps * stretch.z.shape[1] * chains.target.gradients_a_value
         return stretch
@@ -333,8 +337,10 @@ class Walk(AbstractStepSolver):
         log_step = chains.log_step + np.clip(last.acceptance - ACCEPTANCE, -0.5, 0.0 if shortened else 0.2)
         stiff = too_stiff(last, self.tol) and not memory.plain
         if stiff and (not shortened or last.stiff < _HELPS * shortened[-1]):
-            # What was not entered because of long steps is missing from all draws.
+            # What was not entered because of long steps is missing from all draws. One trajectory in four has shorter
+            # steps from now on, and it is these that must not fail; the others stay bold, and cost less.
             kept, log_step = 0, log_step - np.log(_SHORTER)
+            chains = dataclasses.replace(chains, boldness=_SHORTER)
             memory = dataclasses.replace(
                 memory, rounds=(*memory.rounds[:-1], dataclasses.replace(last, shortened=True))
             )
