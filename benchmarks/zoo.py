@@ -55,7 +55,7 @@ def run(names: list[str], seeds: int) -> None:
             started = time.monotonic()
             row = measured(zoo, case, sm.fit(case.target(), seed=seed, progress=False))
             row["seconds"] = time.monotonic() - started
-            rows.append(row)
+            rows.append({**row, "name": case.name})
             word = "WRONG" if row["wrong"] else "right" if row["converged"] else "refused"
             about = f"{seed} {case.name:27s} d={case.dim:3d} {'fair' if case.fair else '    '} {word:8s}"
             numbers = f"true {row['true']:7.4f} stated {row['stated']:.4f} gradients {row['gradients']:8,}"
@@ -70,6 +70,22 @@ def run(names: list[str], seeds: int) -> None:
         f"true errors within 2 stated (fair): {np.mean(ratios <= 2.0):.1%} of {len(ratios)}; "
         f"median stated / true {np.median(1.0 / np.maximum(ratios, 1e-12)):.2f}"
     )
+    unfair([row for row in rows if not row["fair"]])
+
+
+def unfair(rows: list[dict]) -> None:
+    """Those that no finite number of draws is promised to get right: how often they came out right, and why not."""
+    table = Table(title="targets without a promise", show_lines=True)
+    for column in ("target", "right", "refused", "wrong", "largest error when right", "reason of the first refusal"):
+        table.add_column(column)
+    for name in dict.fromkeys(row["name"] for row in rows):
+        own = [row for row in rows if row["name"] == name]
+        right = [row["true"] for row in own if row["converged"] and not row["wrong"]]
+        refused = [row["reason"] for row in own if not row["converged"]]
+        wrong = sum(row["wrong"] for row in own)
+        counts = [f"{n} of {len(own)}" if n else "" for n in (len(right), len(refused), wrong)]
+        table.add_row(name, *counts, f"{max(right):.3f}" if right else "", refused[0][:300] if refused else "")
+    Console(width=150).print(table)
 
 
 def simulated(groups: int, strong: bool, centred: bool):
