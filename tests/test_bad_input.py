@@ -124,6 +124,8 @@ CASES = {
         ValueError,
         r"bandwidth must be a positive number, got -1.0",
     ),
+    "a width whose square overflows": (lambda: sm.Annealed(width=1e300), ValueError, r"from 1e-100 to 1e\+100"),
+    "a smoothness without end": (lambda: sm.Matern(nu=1e300), ValueError, r"nu must be one of 1.5, .* 20.5"),
     "unheld kernel": (lambda: sm.RBF()(jnp.ones(2), jnp.ones(2)), TypeError, r"kernel.hold\(particles\)"),
     "unbound kernel": (
         lambda: sm.RandomFourier(3).hold(jnp.ones((2, 2))).phi(jnp.ones(2)),

@@ -41,7 +41,7 @@ def test_fit_writes_and_prints(folder):
     assert found["parameters"]["b"]["sd"] == pytest.approx(2.0, abs=0.04)
     assert {path.name for path in (folder / "out").iterdir()} == {"fit.nc", "summary.csv", "particles.png"}
     header, first, *_ = (folder / "out" / "summary.csv").read_text().splitlines()
-    assert header == "parameter,mean,sd,5%,50%,95%,error" and first.startswith('"a",')
+    assert header == "parameter,mean,sd,5%,50%,95%,error,sd_error" and first.startswith('"a",')
 
 
 def test_a_fit_that_does_not_converge_says_so_by_its_code(folder):

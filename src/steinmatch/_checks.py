@@ -113,13 +113,15 @@ def check_size(n: int, d: int, place: str) -> None:
 
 
 def positive_number(value: Any, name: str, place: str) -> float:
-    """`value` as a finite positive float."""
+    """`value` as a positive float whose square is neither zero nor infinite."""
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = float("nan")
-    if not (number > 0 and np.isfinite(number)):
-        raise ValueError(f"{place}: {name} must be a positive number, got {value!r}.")
+    if not 1.0 / _LARGEST <= number <= _LARGEST:
+        raise ValueError(
+            f"{place}: {name} must be a positive number, got {value!r} (from {1.0 / _LARGEST:g} to {_LARGEST:g})."
+        )
     return number
 
 

@@ -20,11 +20,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from steinmatch._checks import check_process, positive_integer, positive_number, whole_seed
 from steinmatch._linalg import numerical_rank
-from steinmatch._types import ArrayLike, Vector, float64, plain
+from steinmatch._types import ArrayLike, float64, plain
 from steinmatch.adaptive import BATCH, MOST_DRAWS, Error, Evidence, Mode, Round, Walk, Walked, batch_of, log_evidence
 from steinmatch.certificate import Certificate, certify
 from steinmatch.choices import kernel_named, solver_for, solver_named
@@ -33,7 +33,7 @@ from steinmatch.features import Linear
 from steinmatch.kernels import RBF, AbstractKernel, Whitened
 from steinmatch.matching import MatchingSet
 from steinmatch.plainly import unplaced
-from steinmatch.plots import plot_particles
+from steinmatch.posterior import Posterior
 from steinmatch.progress import progress_bar
 from steinmatch.query import Query, answer, query_features
 from steinmatch.sharpening import stein_weights
@@ -45,9 +45,8 @@ from steinmatch.solvers import (
     Solution,
 )
 from steinmatch.starts import first_particles, more_particles, resampled, spread_of
-from steinmatch.stein import compiled_features_at, values_at
-from steinmatch.storage import inference_data, variables, with_log_likelihood, write
-from steinmatch.summary import Summary, summarise
+from steinmatch.stein import compiled_features_at
+from steinmatch.storage import inference_data, with_log_likelihood, write
 from steinmatch.targets import AbstractTarget, check_target, constrained_values
 from steinmatch.weights import systematic
 
@@ -55,14 +54,11 @@ _MOST_IN_EQUATIONS = 600
 _PARTICLES_A_FEATURE = 1.4  # of a refined fit, at least: with hardly more particles than features a root may not exist
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Fit:
-    """Particles that stand for the target, and how they were reached. Moments are on the unconstrained scale."""
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Fit(Posterior):
+    """Particles that stand for the target, what they answer (`Posterior`), and how they were reached."""
 
-    target: AbstractTarget
     kernel: AbstractKernel  # bound, its bandwidth held at the particles
-    particles: Float[np.ndarray, "n d"]
-    weights: Float[np.ndarray, " n"]  # sum to one
     converged: bool
     reason: str
     residual: float  # largest entry of the scaled residual
@@ -73,32 +69,8 @@ class Fit:
     seconds: float
     history: dict[str, np.ndarray]
     frame: AffineMap | None  # x = mu + L z of the affine phase, where there was one
-    seed: int
-    error: Error | None = None  # of means and sds of the constrained parameters, in posterior sds (automatic fit)
     rounds: tuple[Round, ...] = ()  # of the automatic fit
     walked: Walked | None = dataclasses.field(default=None, repr=False)  # what the automatic fit can go on from
-    modes: tuple[Mode, ...] = ()  # of the automatic fit: shares of the mass, and moments
-
-    @property
-    def mean(self) -> Float[np.ndarray, " d"]:
-        """E[x]."""
-        return self.weights @ self.particles
-
-    @property
-    def cov(self) -> Float[np.ndarray, "d d"]:
-        """The covariance, ddof 0."""
-        centred = self.particles - self.mean
-        return (self.weights[:, None] * centred).T @ centred
-
-    @property
-    def sd(self) -> Float[np.ndarray, " d"]:
-        """The standard deviations, ddof 0."""
-        return np.sqrt(self.weights @ (self.particles - self.mean) ** 2)
-
-    @float64
-    def expectation(self, f: Callable[[Vector], Any]) -> np.ndarray:
-        """The particles' average of f, a function of one unconstrained point with values of any shape."""
-        return np.tensordot(self.weights, values_at(f, jnp.asarray(self.particles), "expectation"), axes=1)
 
     @functools.cached_property
     def certificate(self) -> Certificate:
@@ -136,20 +108,18 @@ class Fit:
         some = self.particles[np.linspace(0, len(self.particles) - 1, _MOST_IN_EQUATIONS).astype(int)]
         return MatchingSet(self.target, self.kernel, some, stein_weights(self.target, some, self.kernel))
 
-    def query(self, f: Callable[[Vector], Any]) -> Query:
-        """E_p f with an error, for a function of one unconstrained point with values of any shape."""
-        return answer(f, self.matching_set, self.residual)
+    def query(self, f: Callable[[Any], Any]) -> Query:
+        """E f with an error, f being a function of one point's parameters with values of any shape."""
+        return answer(self.on_points(f), self.matching_set, self.residual)
 
-    def refine_for(
-        self, f: Callable[[Vector], Any], *, max_seconds: float | None = None, progress: bool = True
-    ) -> "Fit":
+    def refine_for(self, f: Callable[[Any], Any], *, max_seconds: float | None = None, progress: bool = True) -> "Fit":
         """Query-specific inference: a new fit whose features also match f, as far as its Stein equation can be solved.
 
         The vector field phi of f = P . phi + b, in polynomials of the whitened point, is added to the features, and the
         fixed point is solved again from these particles, with more of them where the features need them. A full-rank
         kernel is replaced by linear features. The `reason` of the new fit says how near f came to the matching set.
         """
-        matching = self.matching_set
+        f, matching = self.on_points(f), self.matching_set
         if self.kernel.n_features(self.target.dim) is None:
             matching = MatchingSet(self.target, Whitened(Linear()), self.particles, self.weights)
         before = float(np.max(matching.distance(f).relative))
@@ -187,45 +157,6 @@ class Fit:
         more = len(self.walked.z) + positive_integer(n, "n", "walk")
         solver = Walk(0.02 if tol is None else tol, least_draws=more, seed=self.seed, resume=self.walked)
         return fit(self.target, solver=solver, seed=self.seed, max_seconds=max_seconds, progress=progress)
-
-    def summary(self) -> Summary:
-        """Mean, sd and quantiles of the model's own parameters (the `constrain` of the target)."""
-        names, values = constrained_values(self.target, self.particles)
-        return summarise(names, values, self.weights, self._verdict(), None if self.error is None else self.error.mean)
-
-    def plot(self, path: str | Path | None = None, parameters: list[str] | None = None) -> Any:
-        """The particles in pairs of parameters, with their marginals; written to `path` where one is given."""
-        names, values = constrained_values(self.target, self.particles)
-        return plot_particles(names, values, self.weights, parameters, path)
-
-    def predict(self, fn: Callable[[Any], Any] | None = None, *, seed: int = 0) -> Any:
-        """The particles pushed through `fn`, a function of one point's constrained values (what `constrain` gives: a
-        dict, or a vector); without one, through the model's own posterior predictive (NumPyro, PyMC).
-        """
-        seed = whole_seed(seed, "predict")
-        if fn is not None:
-            if not callable(fn):
-                raise TypeError(f"predict: fn must be a function of one point's constrained values, got {fn!r:.80}.")
-            constrain = self.target.constrain
-            return self._stacked(fn if constrain is None else lambda x: fn(constrain(x)))
-        info = getattr(self.target, "info", None)
-        if info is None or info.predict is None:
-            raise ValueError(
-                "predict: this target has no posterior predictive of its own; give a function, predict(fn)."
-            )
-        return info.predict(variables(self.target, self.particles), seed)
-
-    @float64
-    def _stacked(self, fn: Callable[[Vector], Any]) -> Any:
-        try:
-            found = jax.tree.map(np.asarray, jax.jit(jax.vmap(fn))(jnp.asarray(self.particles)))
-        except Exception as error:
-            raise ValueError(
-                f"predict: fn must return numbers and be written with jax.numpy; {type(error).__name__}: {error}"
-            ) from error
-        if not jax.tree.leaves(found):
-            raise ValueError("predict: fn must return numbers; it returned nothing.")
-        return found
 
     def __getstate__(self) -> dict[str, Any]:
         try:
@@ -405,6 +336,7 @@ def _automatic(
     assert error is not None
     if n is not None and len(particles) > n:
         particles, weights, error = resampled(target, particles, weights, error, n, seed)
+        reason += f"; {n:,} of them were drawn by weight, which leaves an error of {error.largest:.2g}"
     kernel = found.kernel
     if walked is not None and found.frame is None:  # a frame that is not affine: linear features of the particles' own
         kernel = Whitened(Linear(), spread_of(particles, weights))
@@ -425,6 +357,7 @@ def _automatic(
         frame=plain(found.frame),
         seed=seed,
         error=error,
+        layout=None if walked is None else walked.layout,
         rounds=() if walked is None else walked.rounds,
         walked=walked,
         modes=_modes(walked),

@@ -9,8 +9,7 @@ from jaxtyping import Float
 
 from steinmatch._checks import as_particles
 from steinmatch._types import float64
-from steinmatch.storage import shapes_of
-from steinmatch.targets import AbstractTarget, constrained_values
+from steinmatch.targets import AbstractTarget, constrained_values, shapes_of
 
 _NEWTON = 60
 

@@ -15,6 +15,7 @@ from steinmatch.kernels import AbstractKernel
 from steinmatch.plainly import unplaced
 from steinmatch.targets import AbstractTarget, check_target
 from steinmatch.trees import put_together
+from steinmatch.weights import Layout
 
 
 class MissingKernel(AbstractKernel):
@@ -78,6 +79,7 @@ def load(path: str | Path, target: AbstractTarget | None = None, kernel: Abstrac
         error=error,
         rounds=rounds,
         walked=walked,
+        layout=Layout(*attributes["layout"]) if attributes["layout"] else None,
         modes=modes,
     )
     if attributes.get("log_evidence"):

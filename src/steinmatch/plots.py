@@ -1,5 +1,6 @@
 """Pictures of particles. Plain records in, a matplotlib figure out."""
 
+import collections
 import io
 import warnings
 from pathlib import Path
@@ -9,9 +10,11 @@ import numpy as np
 from jaxtyping import Float
 
 from steinmatch._files import as_path, write_whole
+from steinmatch.summary import selected
 
 _COLOUR = "#0072B2"
 _MOST_PARAMETERS = 5
+_MOST_AXES = 20
 _MOST_POINTS = 1000
 
 
@@ -19,14 +22,15 @@ def plot_particles(
     names: tuple[str, ...],
     values: Float[np.ndarray, "n k"],
     weights: Float[np.ndarray, " n"],
-    parameters: list[str] | None = None,
+    parameters: str | list[str] | None = None,
     path: str | Path | None = None,
 ) -> Any:
-    """A matrix of scatter plots with smoothed marginals on the diagonal, of `parameters` or of the first five."""
-    unknown = [name for name in parameters or [] if name not in names]
-    if unknown:
-        raise ValueError(f"plot: no parameter {unknown[0]!r}; there are {', '.join(names)}.")
-    chosen = [names.index(name) for name in parameters] if parameters else range(min(len(names), _MOST_PARAMETERS))
+    """A matrix of scatter plots with smoothed marginals on the diagonal, of `parameters` or of the five that matter:
+    scalars before short vectors, and these before long ones, since they are the scales and top levels of a model.
+    """
+    chosen = selected(names, parameters, None, "plot") if parameters else _foremost(names, values)
+    if len(chosen) > _MOST_AXES:
+        raise ValueError(f"plot: {len(chosen)} parameters are more than a picture can show, {_MOST_AXES}; choose some.")
     columns = [(names[i], values[:, i]) for i in chosen]
     shown = _shown(np.asarray(weights))
     k = len(columns)
@@ -62,6 +66,14 @@ def plot_particles(
             figure.savefig(content, dpi=130, format=path.suffix[1:] or "png")
         write_whole(path, content.getvalue())
     return figure
+
+
+def _foremost(names: tuple[str, ...], values: Float[np.ndarray, "n k"]) -> list[int]:
+    """The first five parameters, by the size of the variables that they are of; constants last."""
+    sizes = collections.Counter(name.split("[")[0] for name in names)
+    constant = np.ptp(values, axis=0) == 0.0
+    order = sorted(range(len(names)), key=lambda i: (bool(constant[i]), sizes[names[i].split("[")[0]]))
+    return order[:_MOST_PARAMETERS]
 
 
 def _shown(weights: Float[np.ndarray, " n"]) -> np.ndarray:

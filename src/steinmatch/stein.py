@@ -3,7 +3,7 @@
 Stein's identity E_p[P f] = 0 is all that the library uses of a target. Batching over points happens here and in `svgd`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -49,25 +49,33 @@ def stein_operator(f: Callable[[Vector], Array], target: AbstractTarget) -> Call
     return image
 
 
-def values_at(
-    f: Callable[[Vector], Any], points: Float[Array, "n d"], place: str = "query"
-) -> Float[np.ndarray, "n ..."]:
-    """f at all points, one row a point; a function that JAX cannot trace is called point by point."""
+def values_at(f: Callable[[Any], Any], points: Any, place: str = "query") -> Float[np.ndarray, "n ..."]:
+    """f at all points, an array or a tree of arrays with a leading axis; a function that JAX cannot trace is called
+    point by point.
+    """
     if not callable(f):
         raise TypeError(f"{place}: f must be a function of one point, got {f!r:.80}.")
     try:
         try:
             found = jax.vmap(f)(points)
         except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
-            found = np.stack([np.asarray(f(np.asarray(x))) for x in points])
+            rows = len(jax.tree.leaves(points)[0])
+            single = (jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], points) for i in range(rows))
+            found = np.stack([np.asarray(f(x)) for x in single])
         if found is None or np.iscomplexobj(found):
             raise TypeError("nothing" if found is None else "complex numbers")
         return np.asarray(found, np.float64)
     except Exception as error:
         raise ValueError(
-            f"{place}: f must return a number or an array of numbers, of one shape, for a point of shape "
-            f"({points.shape[1]},); it gave {type(error).__name__}: {str(error)[:200]}"
+            f"{place}: f must return a number or an array of numbers, of one shape, for {_in_words(points)}; it gave "
+            f"{type(error).__name__}: {str(error)[:200]}"
         ) from error
+
+
+def _in_words(points: Any) -> str:
+    if isinstance(points, Mapping):
+        return f"a point, a dict of {', '.join(map(str, points))}"
+    return f"a point of shape ({', '.join(map(str, np.shape(points)[1:]))},)"
 
 
 def features_at(kernel: AbstractKernel, particles: Float[Array, "n d"]) -> Float[Array, "n m"]:

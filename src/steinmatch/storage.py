@@ -12,40 +12,22 @@ import numpy as np
 
 from steinmatch._files import as_path, write_whole
 from steinmatch._types import float64
-from steinmatch.targets import AbstractTarget, Evaluations, ModelInfo, SavedTarget, constrained_values
-from steinmatch.targets.base import path_name
+from steinmatch.targets import (
+    AbstractTarget,
+    Evaluations,
+    ModelInfo,
+    SavedTarget,
+    constrained_values,
+    is_named,
+    variables,
+)
 from steinmatch.trees import NotBuiltIn, taken_apart
 
-FORMAT = 3
+FORMAT = 4
 _SAVED = (
     "converged", "reason", "residual", "n_steps", "n_gradients", "n_hvps", "n_nonfinite", "seconds", "seed",
 )  # fmt: skip
 _FOREIGN = "a file that steinmatch saved"
-
-
-def variables(target: AbstractTarget, particles: np.ndarray) -> dict[str, np.ndarray]:
-    """The constrained values by variable, (n, *shape) each."""
-    _, values = constrained_values(target, particles)
-    found, start = {}, 0
-    for name, shape in shapes_of(target).items():
-        size = int(np.prod(shape))
-        found[name] = values[:, start : start + size].reshape(-1, *shape)
-        start += size
-    return found
-
-
-def shapes_of(target: AbstractTarget) -> dict[str, tuple[int, ...]]:
-    """The constrained variables' shapes, by name."""
-    import jax
-    import jax.numpy as jnp
-
-    if isinstance(target, SavedTarget):
-        return target.shapes
-    if target.constrain is None:
-        return {"x": (target.dim,)} if target.names is None else {name: () for name in target.names}
-    with jax.enable_x64(True):
-        tree = jax.eval_shape(target.constrain, jax.ShapeDtypeStruct((target.dim,), jnp.float64))
-    return {path_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def weighted_draws(
@@ -125,12 +107,14 @@ def _attributes(fit: Any, info: ModelInfo) -> dict[str, Any]:
         "steinmatch_format": FORMAT,
         "inference_library": "steinmatch",
         "names": list(names),
+        "by_name": is_named(fit.target),
         "variables": list(variables(fit.target, fit.particles)),
         "dims": {name: list(dims) for name, dims in info.dims.items()},
         "coords": {name: [str(value) for value in values] for name, values in info.coords.items()},
         "rounds": [dataclasses.asdict(found) for found in fit.rounds],
         "modes": [[mode.share, mode.error, mode.mean.tolist(), mode.sd.tolist()] for mode in fit.modes],
         "log_evidence": list(vars(fit)["log_evidence"]) if "log_evidence" in vars(fit) else [],
+        "layout": [] if fit.layout is None else list(fit.layout),
         "automatic": fit.walked is not None,
         "frame": _frame(fit)[0],
         "kernel": _kernel(fit)[0],
@@ -218,7 +202,14 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any], Saved
         raise ValueError(
             f"load: {path} is not {_FOREIGN}, or it is damaged ({type(error).__name__}: {str(error)[:200]})."
         ) from error
-    target = SavedTarget(dim=arrays["x"].shape[1], names=names, values=values, shapes=shapes, info=info)  # type: ignore[call-arg]
+    target = SavedTarget(  # type: ignore[call-arg]
+        dim=arrays["x"].shape[1],
+        names=names,
+        values=values,
+        shapes=shapes,
+        by_name=bool(attributes["by_name"]),
+        info=info,
+    )
     return arrays, attributes, target
 
 

@@ -14,6 +14,8 @@ from steinmatch._types import Scalar, Vector
 from steinmatch.bandwidths import AbstractBandwidth, Fixed, Median, as_bandwidth
 from steinmatch.kernels.base import AbstractKernel, check_output
 
+_SMOOTHEST = 20.5
+
 
 class AbstractRadialKernel(AbstractKernel):
     """k(x, y) = g(r), r = |x - y|^2. The closed forms of its Stein operator need g and two derivatives."""
@@ -98,10 +100,10 @@ class Matern(AbstractRadialKernel):
     bandwidth: AbstractBandwidth
 
     def __init__(self, nu: float = 2.5, bandwidth: AbstractBandwidth | Scalar | None = None):
-        if not (nu > 1 and float(nu - 0.5).is_integer()):
+        if not (1 < nu <= _SMOOTHEST and float(nu - 0.5).is_integer()):
             raise ValueError(
-                f"Matern: nu must be one of 1.5, 2.5, 3.5, ... (above 1, so that the Stein kernel exists, and a half "
-                f"integer, so that the kernel has a closed form), got {nu!r}."
+                f"Matern: nu must be one of 1.5, 2.5, 3.5, ..., {_SMOOTHEST} (above 1, for a Stein kernel to exist; "
+                f"a half integer, so that the kernel has a closed form; above, it is an RBF kernel), got {nu!r}."
             )
         self.nu = float(nu)
         self.bandwidth = as_bandwidth(Median() if bandwidth is None else bandwidth)

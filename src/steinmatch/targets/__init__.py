@@ -6,7 +6,6 @@ from steinmatch.targets.base import (
     SavedTarget,
     Target,
     check_target,
-    constrained_values,
     scores_at,
 )
 from steinmatch.targets.evaluations import Evaluations
@@ -14,10 +13,21 @@ from steinmatch.targets.gaussian import AbstractAnalyticTarget, Gaussian, Normal
 from steinmatch.targets.mixture import GaussianMixture
 from steinmatch.targets.rbm import GaussBernoulliRBM
 from steinmatch.targets.tempered import Tempered, tempered
+from steinmatch.targets.variables import (
+    ByName,
+    by_name,
+    constrained_tree,
+    constrained_values,
+    in_form,
+    is_named,
+    shapes_of,
+    variables,
+)
 
 __all__ = [
     "AbstractAnalyticTarget",
     "AbstractTarget",
+    "ByName",
     "Evaluations",
     "GaussBernoulliRBM",
     "Gaussian",
@@ -27,8 +37,14 @@ __all__ = [
     "SavedTarget",
     "Target",
     "Tempered",
+    "by_name",
     "check_target",
+    "constrained_tree",
     "constrained_values",
+    "in_form",
+    "is_named",
     "scores_at",
+    "shapes_of",
     "tempered",
+    "variables",
 ]

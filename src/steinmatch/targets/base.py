@@ -12,7 +12,6 @@ from jaxtyping import Array, Float
 from steinmatch._checks import check_kind, check_size, positive_integer
 from steinmatch._types import Scalar, Vector, float64
 from steinmatch.targets.closures import with_own_arrays
-from steinmatch.targets.compiled import compiled
 from steinmatch.targets.host import on_host
 
 # What JAX raises when a function asks a traced value for its number, as NumPy and SciPy functions do.
@@ -23,7 +22,7 @@ class AbstractTarget(eqx.Module):
     """What the library needs of a target: `dim`, `score`, and, where there is one, `log_density`."""
 
     dim: eqx.AbstractVar[int]
-    names: eqx.AbstractVar[tuple[str, ...] | None]
+    names: eqx.AbstractVar[tuple[str, ...] | None]  # of what users read; None for targets of the library's own making
     constrain: eqx.AbstractVar[Callable | None]
     differentiable: eqx.AbstractVar[bool]  # whether JAX can differentiate the score
     log_density: eqx.AbstractVar[Callable | None]
@@ -81,6 +80,7 @@ class SavedTarget(AbstractTarget):
     names: tuple[str, ...] | None = eqx.field(static=True)
     values: np.ndarray  # (n, k), the constrained values of the saved particles
     shapes: dict = eqx.field(static=True)  # of the constrained variables
+    by_name: bool = eqx.field(static=True)  # whether they are a dict, or one vector
     differentiable: bool = eqx.field(static=True, default=False)
     constrain: Callable | None = None
     log_density: Callable | None = None
@@ -109,7 +109,7 @@ class Target(AbstractTarget):
     score: Callable
     constrain: Callable | None
     dim: int = eqx.field(static=True)
-    names: tuple[str, ...] | None = eqx.field(static=True)
+    names: tuple[str, ...] = eqx.field(static=True)
     differentiable: bool = eqx.field(static=True)
     info: ModelInfo | None = eqx.field(static=True)
 
@@ -152,15 +152,18 @@ class Target(AbstractTarget):
         self.differentiable = _has_jvp(self.score, self.dim)
         self.constrain = constrain
         n_names = self.dim if constrain is None else sum(int(np.prod(shape)) for shape in variables.values())
-        self.names = None if names is None else tuple(str(name) for name in names)
-        for name in (*variables, *(self.names or ())):
+        if constrain is None:
+            variables = {"x": (self.dim,)}
+        own = [name for base, shape in variables.items() for name in indexed(base, shape)]
+        self.names = tuple(own if names is None else map(str, names))
+        for name in (*variables, *self.names):
             _check_name(name)
-        if self.names is not None and len(self.names) not in (self.dim, n_names):
+        if len(self.names) not in (self.dim, n_names):
             raise ValueError(
                 f"Target: {len(self.names)} names were given for dim={self.dim}"
                 + ("." if constrain is None else f" and {n_names} constrained values.")
             )
-        if self.names is not None and len(set(self.names)) != len(self.names):
+        if len(set(self.names)) != len(self.names):
             raise ValueError(f"Target: names must differ from each other, got {list(self.names)}.")
 
     @staticmethod
@@ -279,31 +282,6 @@ def scores_at(target: AbstractTarget, particles: Float[Array, "n d"]) -> Float[A
     return jax.vmap(target.score)(particles)
 
 
-@compiled
-def _constrained(constrain: Callable, particles: Float[Array, "n d"]) -> Any:
-    return jax.vmap(constrain)(particles)
-
-
-@float64
-def constrained_values(
-    target: AbstractTarget, particles: Float[np.ndarray, "n d"]
-) -> tuple[tuple[str, ...], Float[np.ndarray, "n k"]]:
-    """Names and values of what the user reads: `constrain` of every particle, or the coordinates themselves."""
-    n, d = particles.shape
-    if isinstance(target, SavedTarget):
-        return target.names or (), target.values
-    if target.constrain is None:
-        return target.names or _indexed("x", (d,)), np.asarray(particles)
-    tree = _constrained(target.constrain, jnp.asarray(particles))
-    columns, names = [], []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        columns.append(np.asarray(leaf, np.float64).reshape(n, -1))
-        names += _indexed(path_name(path), leaf.shape[1:])
-    values = np.concatenate(columns, axis=1)
-    if target.names is not None and len(target.names) == values.shape[1]:
-        names = target.names
-    return tuple(names), values
-
-
-def _indexed(base: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+def indexed(base: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """The names of an array's entries."""
     return tuple(f"{base}[{', '.join(map(str, index))}]" if shape else base for index in np.ndindex(shape))

@@ -11,7 +11,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from steinmatch._checks import positive_integer
 from steinmatch._types import ArrayLike, Scalar, Vector, float64, plain
-from steinmatch.targets.base import AbstractTarget
+from steinmatch.targets.base import AbstractTarget, indexed
 
 
 class NormalMixture(NamedTuple):
@@ -31,6 +31,10 @@ class AbstractAnalyticTarget(AbstractTarget):
     sample: eqx.AbstractVar[Callable]  # (key, n) -> n exact draws, (n, d)
     as_mixture: eqx.AbstractVar[Callable]  # () -> NormalMixture
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return indexed("x", (self.dim,))
+
 
 class Gaussian(AbstractAnalyticTarget):
     """N(mean, cov) on R^d: log p(x) = -1/2 (x - mean)^T cov^{-1} (x - mean) - 1/2 log det(2 pi cov)."""
@@ -39,7 +43,6 @@ class Gaussian(AbstractAnalyticTarget):
     cov: np.ndarray
     precision: np.ndarray
     root: np.ndarray  # lower triangular, root root^T = cov
-    names: None = eqx.field(static=True)
     constrain: None = eqx.field(static=True)
     differentiable: bool = eqx.field(static=True)
 
@@ -59,7 +62,7 @@ class Gaussian(AbstractAnalyticTarget):
         inverse_root = np.linalg.solve(root, np.eye(mean.size))
         self.mean, self.cov, self.root = mean, cov, root
         self.precision = inverse_root.T @ inverse_root
-        self.names = self.constrain = None
+        self.constrain = None
         self.differentiable = True
 
     @property

@@ -23,7 +23,6 @@ class GaussianMixture(AbstractAnalyticTarget):
     weights: np.ndarray
     mean: np.ndarray
     cov: np.ndarray
-    names: None = eqx.field(static=True)
     constrain: None = eqx.field(static=True)
     differentiable: bool = eqx.field(static=True)
 
@@ -35,7 +34,7 @@ class GaussianMixture(AbstractAnalyticTarget):
         assert checked is not None
         self.weights = checked / checked.sum()
         self.mean, self.cov = exact_mixture_moments(self.as_mixture())
-        self.names = self.constrain = None
+        self.constrain = None
         self.differentiable = True
 
     @property

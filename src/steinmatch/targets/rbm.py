@@ -34,7 +34,6 @@ class GaussBernoulliRBM(AbstractAnalyticTarget):
     c: np.ndarray  # (d',)
     mean: np.ndarray
     cov: np.ndarray
-    names: None = eqx.field(static=True)
     constrain: None = eqx.field(static=True)
     differentiable: bool = eqx.field(static=True)
 
@@ -51,7 +50,7 @@ class GaussBernoulliRBM(AbstractAnalyticTarget):
                 f"exact moments; at most {_MOST_HIDDEN} are enumerated."
             )
         self.mean, self.cov = exact_mixture_moments(self.as_mixture())
-        self.names = self.constrain = None
+        self.constrain = None
         self.differentiable = True
 
     @property
