@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,8 @@ from steinmatch.solvers import (
 )
 from steinmatch.starts import first_particles, more_particles, resampled, spread_of
 from steinmatch.stein import compiled_features_at
-from steinmatch.storage import inference_data, with_log_likelihood, write
+from steinmatch.storage import saved_groups, write
 from steinmatch.targets import AbstractTarget, check_target, constrained_values
-from steinmatch.weights import systematic
 
 _MOST_IN_EQUATIONS = 600
 _PARTICLES_A_FEATURE = 1.4  # of a refined fit, at least: with hardly more particles than features a root may not exist
@@ -158,6 +157,32 @@ class Fit(Posterior):
         solver = Walk(0.02 if tol is None else tol, least_draws=more, seed=self.seed, resume=self.walked)
         return fit(self.target, solver=solver, seed=self.seed, max_seconds=max_seconds, progress=progress)
 
+    def update(
+        self,
+        *args: Any,
+        tol: float = 0.02,
+        max_seconds: float | None = None,
+        progress: bool = True,
+        **data: Any,
+    ) -> "Fit":
+        """A fit of the same model with other data, from the present frame. Data are given as the model takes them
+        (NumPyro's arguments, PyMC's `pm.Data`, Stan's data), by name or in a dict; what is not given stays. Or a fit of
+        another target, `update(target)`.
+        """
+        if len(args) == 1 and isinstance(args[0], AbstractTarget) and not data:
+            target = args[0]
+        else:
+            if len(args) == 1 and isinstance(args[0], Mapping):
+                args, data = (), {**args[0], **data}
+            renewed = getattr(getattr(self.target, "info", None), "renewed", None)
+            if renewed is None or not (args or data):
+                raise ValueError(
+                    "update: give new data by name for a model of NumPyro, PyMC or Stan; for other targets the new "
+                    "target, update(target)."
+                )
+            target = renewed(args, data)
+        return fit(target, init=self, tol=tol, seed=self.seed, max_seconds=max_seconds, progress=progress)
+
     def __getstate__(self) -> dict[str, Any]:
         try:
             pickle.dumps(self.target)
@@ -168,20 +193,9 @@ class Fit(Posterior):
             ) from error
         return vars(self)
 
-    def to_arviz(self, *, resample: bool = False) -> Any:
-        """An ArviZ InferenceData: the particles as one chain with weights in sample_stats, log densities as `lp`, the
-        observations' log likelihoods where the model has them (NumPyro, PyMC), the unconstrained particles, and the
-        verdict in the attributes. With `resample`, draws of equal weight, for functions that know of no weights.
-        """
-        if not resample:
-            return with_log_likelihood(self)
-        n = len(self.weights)
-        chosen = self.particles[systematic(self.weights, n, self.seed)]
-        return with_log_likelihood(dataclasses.replace(self, particles=chosen, weights=np.full(n, 1.0 / n)))
-
     def save(self, path: str | Path) -> None:
         """A NetCDF file that `steinmatch.load` and ArviZ read; written whole or not at all."""
-        write(inference_data(self), path)
+        write(saved_groups(self), path)
 
     def _verdict(self) -> str:
         state = "converged" if self.converged else "NOT converged"

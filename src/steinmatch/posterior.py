@@ -18,6 +18,7 @@ from jaxtyping import Float
 from steinmatch._checks import whole_seed
 from steinmatch._types import Vector, float64
 from steinmatch.adaptive import Error, Mode
+from steinmatch.inferencedata import as_inference_data, groups_of, model_groups, resampled_draws
 from steinmatch.moments import Draws, Intervals, Probability, interval, probability, quantile
 from steinmatch.plots import plot_particles
 from steinmatch.stein import values_at
@@ -79,11 +80,15 @@ class Posterior:
         """The covariance of the unconstrained x, ddof 0."""
         return self.unconstrained.cov
 
+    @property
+    def draws_layout(self) -> Layout | None:
+        """The chains, if the particles are all of their draws."""
+        return self.layout if self.layout is not None and self.layout.n == len(self.particles) else None
+
     @functools.cached_property
     def _draws(self) -> Draws:
         shares = max((mode.error for mode in self.modes), default=0.0)
-        layout = self.layout if self.layout is not None and self.layout.n == len(self.particles) else None
-        return Draws(self._named_values[1], self.weights, layout, shares, self.error is not None)
+        return Draws(self._named_values[1], self.weights, self.draws_layout, shares, self.error is not None)
 
     def quantile(self, q: Any) -> Any:
         """Quantiles of every parameter: at one level, or at several, on a leading axis."""
@@ -151,7 +156,26 @@ class Posterior:
             raise ValueError(
                 "predict: this target has no posterior predictive of its own; give a function, predict(fn)."
             )
-        return info.predict(variables(self.target, self.particles), seed, **data)
+        return info.predict(self.particles, variables(self.target, self.particles), seed, data)
+
+    def to_arviz(
+        self, *, resample: bool = False, posterior_predictive: bool = False, prior: bool = False, seed: int = 0
+    ) -> Any:
+        """An ArviZ InferenceData (a DataTree from ArviZ 1 on): the draws in their chains, weights and log densities in
+        sample_stats; data and log likelihoods where the model has them; predictions and prior on request. With
+        `resample`, draws of equal weight, for functions that know of no weights.
+        """
+        seed, layout = whole_seed(seed, "to_arviz"), self.draws_layout
+        particles, weights = self.particles, np.asarray(self.weights)
+        target = self.target
+        if resample:
+            chosen = resampled_draws(weights, layout, self.seed)
+            particles, weights = particles[chosen], np.full(len(weights), 1.0 / len(weights))
+            if isinstance(target, SavedTarget):
+                target = dataclasses.replace(target, values=target.values[chosen])
+        groups = groups_of(target, particles, weights, layout)
+        groups["posterior"].attrs.update(inference_library="steinmatch", verdict=self._verdict())
+        return as_inference_data(groups | model_groups(target, particles, layout, posterior_predictive, prior, seed))
 
     @float64
     def _pushed(self, fn: Callable[[Any], Any]) -> Any:

@@ -18,14 +18,14 @@ def progress_bar(show: bool, title: str, total: int | None) -> Iterator:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("step {task.completed}  residual {task.fields[residual]:.1e}"),
+        TextColumn("{task.fields[doing]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=total, residual=float("nan"))
+        task = bar.add_task(title, total=total, doing="")
 
         def move(iterate: Any) -> None:
-            steps = getattr(iterate, "n_steps", None)  # an Iterate of a solver, or a Level of the automatic fit
-            bar.update(task, completed=steps, advance=None if steps else 1, residual=iterate.residual)
+            doing = iterate.doing or f"step {iterate.n_steps}  residual {iterate.residual:.1e}"
+            bar.update(task, completed=iterate.n_steps, doing=doing)
 
         yield move

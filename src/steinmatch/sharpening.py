@@ -23,6 +23,7 @@ from steinmatch.adaptive.verdict import Error, Verdict, judge
 from steinmatch.coordinates import AffineMap, PulledBack
 from steinmatch.foreign import ForeignDraws, read_foreign
 from steinmatch.images import FAMILIES, Values, all_images, values_at
+from steinmatch.inferencedata import as_inference_data, groups_of
 from steinmatch.kernels import AbstractKernel
 from steinmatch.plainly import placed, unplaced
 from steinmatch.stein import features_at
@@ -141,9 +142,10 @@ class Sharpened:
 
     def to_arviz(self) -> Any:
         """An ArviZ InferenceData of the draws, chains as they were, with the weights in sample_stats."""
-        from steinmatch.storage import weighted_draws
-
-        return weighted_draws(self.target, self.draws, np.asarray(self.weights), self.n_chains)
+        each = Layout(len(self.draws) // self.n_chains, self.n_chains, 1)
+        order = np.swapaxes(np.arange(len(self.draws)).reshape(self.n_chains, -1), 0, 1).ravel()
+        groups = groups_of(self.target, self.draws[order], np.asarray(self.weights)[order], each)
+        return as_inference_data(groups)
 
     def as_dict(self) -> dict:
         """Plain numbers."""

@@ -1,4 +1,4 @@
-"""Fits as ArviZ InferenceData and as NetCDF files: plain records in, plain records out."""
+"""Fits as NetCDF files, which ArviZ reads too: plain records in, plain records out."""
 
 import dataclasses
 import hashlib
@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from steinmatch._files import as_path, write_whole
-from steinmatch._types import float64
+from steinmatch.inferencedata import from_chains, groups_of, in_chains
 from steinmatch.targets import (
-    AbstractTarget,
-    Evaluations,
     ModelInfo,
     SavedTarget,
     constrained_values,
@@ -22,6 +20,7 @@ from steinmatch.targets import (
     variables,
 )
 from steinmatch.trees import NotBuiltIn, taken_apart
+from steinmatch.weights import Layout
 
 FORMAT = 4
 _SAVED = (
@@ -30,74 +29,19 @@ _SAVED = (
 _FOREIGN = "a file that steinmatch saved"
 
 
-def weighted_draws(
-    target: AbstractTarget,
-    particles: np.ndarray,
-    weights: np.ndarray,
-    n_chains: int = 1,
-    log_densities: np.ndarray | None = None,
-) -> Any:
-    """An InferenceData of draws, chain after chain, with their weights in sample_stats."""
-    with warnings.catch_warnings():  # ArviZ announces its next version
-        warnings.simplefilter("ignore")
-        import arviz
-    info: ModelInfo = getattr(target, "info", None) or ModelInfo()
-
-    def in_chains(values: np.ndarray) -> np.ndarray:
-        return values.reshape(n_chains, -1, *values.shape[1:])
-
-    posterior = {name: in_chains(value) for name, value in variables(target, particles).items()}
-    dims = {  # a dimension that has the name of a variable gets one of its own
-        name: [f"{dim}_dim" if dim in posterior else dim for dim in dims]
-        for name, dims in info.dims.items()
-        if name in posterior and posterior[name].ndim == 2 + len(dims)
-    }
-    used = {dim for found in dims.values() for dim in found}
-    coords = {name: values for name, values in info.coords.items() if name in used}
-    stats = {"weight": in_chains(weights)}
-    if log_densities is not None:
-        stats["lp"] = in_chains(log_densities)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return arviz.from_dict(posterior=posterior, sample_stats=stats, dims=dims, coords=coords)
-
-
-def with_log_likelihood(fit: Any) -> Any:
-    """A fit's InferenceData with the observations' log likelihoods, where the model has them."""
+def saved_groups(fit: Any) -> dict[str, Any]:
+    """A fit's posterior and sample_stats, the verdict in the attributes; and what is needed to give the fit back."""
     import xarray
 
-    data = inference_data(fit)
-    found = getattr(getattr(fit.target, "info", None), "log_likelihood", None)
-    if found is not None:
-        values = found(variables(fit.target, fit.particles))
-        own = {
-            name: (("chain", "draw", *(f"{name}_dim_{i}" for i in range(value.ndim - 1))), value[None])
-            for name, value in values.items()
-        }
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            data.add_groups({"log_likelihood": xarray.Dataset(own)})
-    return data
-
-
-def inference_data(fit: Any) -> Any:
-    """One chain whose draws are a fit's particles, not resampled: groups posterior, sample_stats and unconstrained."""
-    import xarray
-
-    target: AbstractTarget = fit.target
-    info: ModelInfo = getattr(target, "info", None) or ModelInfo()
-    densities = None
-    if not isinstance(target, SavedTarget) and target.log_density is not None:
-        densities = float64(Evaluations(target))(fit.particles)[0]
-    data = weighted_draws(target, fit.particles, np.asarray(fit.weights), 1, densities)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        data.posterior.attrs.update({name: _plain(value) for name, value in _attributes(fit, info).items()})
-        own = {"x": (("draw", "dimension"), fit.particles), **{
-            name: (tuple(f"{name}_{i}" for i in range(value.ndim)), value) for name, value in _arrays(fit).items()
-        }}  # fmt: skip
-        data.add_groups({"unconstrained": xarray.Dataset(own)}, warn_on_custom_groups=False)
-    return data
+    layout = fit.draws_layout
+    groups = groups_of(fit.target, fit.particles, np.asarray(fit.weights), layout)
+    info: ModelInfo = getattr(fit.target, "info", None) or ModelInfo()
+    groups["posterior"].attrs.update({name: _plain(value) for name, value in _attributes(fit, info).items()})
+    own = {"x": (("chain", "draw", "dimension"), in_chains(fit.particles, layout)), **{
+        name: (tuple(f"{name}_{i}" for i in range(value.ndim)), value) for name, value in _arrays(fit).items()
+    }}  # fmt: skip
+    groups["unconstrained"] = xarray.Dataset(own)
+    return groups
 
 
 def _attributes(fit: Any, info: ModelInfo) -> dict[str, Any]:
@@ -114,7 +58,7 @@ def _attributes(fit: Any, info: ModelInfo) -> dict[str, Any]:
         "rounds": [dataclasses.asdict(found) for found in fit.rounds],
         "modes": [[mode.share, mode.error, mode.mean.tolist(), mode.sd.tolist()] for mode in fit.modes],
         "log_evidence": list(vars(fit)["log_evidence"]) if "log_evidence" in vars(fit) else [],
-        "layout": [] if fit.layout is None else list(fit.layout),
+        "layout": [] if fit.draws_layout is None else list(fit.draws_layout),
         "automatic": fit.walked is not None,
         "frame": _frame(fit)[0],
         "kernel": _kernel(fit)[0],
@@ -147,14 +91,13 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)
 
 
-def write(data: Any, path: str | Path) -> None:
+def write(groups: dict[str, Any], path: str | Path) -> None:
     """NetCDF, made in memory and then written whole or not at all."""
     path = as_path(path, "save")
     content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for i, group in enumerate(data.groups()):
-            dataset = data[group]
+        for i, (group, dataset) in enumerate(groups.items()):
             dataset = dataset.rename({n: _filed(n) for n in {*dataset.variables, *dataset.dims} if _filed(n) != n})
             dataset.to_netcdf(content, group=group, mode="a" if i else "w", engine="h5netcdf")
     write_whole(path, content.getvalue() + _seal(content.getvalue()))
@@ -181,18 +124,16 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any], Saved
             raise ValueError("its checksum is not that of its content")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import arviz
-
-            data: Any = arviz.from_netcdf(str(path), engine="h5netcdf")
-            data.load()
-            data.close()
-        attributes = {name: _parsed(value) for name, value in data.posterior.attrs.items()}
+            data = {name: _read_group(content, name) for name in ("posterior", "sample_stats", "unconstrained")}
+        attributes = {name: _parsed(value) for name, value in data["posterior"].attrs.items()}
         version = attributes["steinmatch_format"]
         if version != FORMAT:
             raise ValueError(f"it has format {version}, this version of steinmatch reads format {FORMAT}")
-        arrays = {str(name): np.asarray(value) for name, value in data.unconstrained.items()}
-        arrays["weights"] = np.asarray(data.sample_stats["weight"])[0]
-        posterior = {str(name): np.asarray(value)[0] for name, value in data.posterior.items()}
+        layout = Layout(*attributes["layout"]) if attributes["layout"] else None
+        arrays = {str(name): np.asarray(value) for name, value in data["unconstrained"].items()}
+        arrays["x"] = from_chains(arrays["x"], layout)
+        arrays["weights"] = from_chains(np.asarray(data["sample_stats"]["weight"]), layout)
+        posterior = {str(name): from_chains(np.asarray(value), layout) for name, value in data["posterior"].items()}
         shapes = {name: tuple(posterior[_filed(name)].shape[1:]) for name in attributes["variables"]}
         columns = [posterior[_filed(name)].reshape(len(arrays["x"]), -1) for name in shapes]
         values = np.concatenate(columns, axis=1)
@@ -211,6 +152,13 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any], Saved
         info=info,
     )
     return arrays, attributes, target
+
+
+def _read_group(content: bytes, name: str) -> Any:
+    import xarray
+
+    with xarray.open_dataset(io.BytesIO(content), group=name, engine="h5netcdf") as found:
+        return found.load()
 
 
 def _parsed(value: Any) -> Any:

@@ -193,6 +193,23 @@ def in_words(memory: Memory, verdict: Verdict, n: int, tol: float) -> str:
     return "; ".join([*memory.notes, *words])
 
 
+def doing(memory: Memory, tol: float) -> str:
+    """What comes next, for those who wait: the phase, or how far the error is from where it must be, and how long that
+    will take if it goes on falling with the root of the draws.
+    """
+    if memory.phase != "walk" or not memory.rounds:
+        return {"climb": "the frame", "parent": "parents", "modes": "modes", "begin": "chains"}.get(
+            memory.phase, "walk"
+        )
+    last, before = memory.rounds[-1], memory.rounds[-2].n_draws if len(memory.rounds) > 1 else 0
+    new = last.n_draws - before if last.n_draws > before else last.n_draws
+    left = last.seconds / new * last.n_draws * max((2.0 * last.error / tol) ** 2 - 1.0, 0.25)
+    return (
+        f"round {len(memory.rounds)}: {last.n_draws:,} draws, error {last.error:.2g} of {0.5 * tol:.2g}, "
+        f"about {left:,.0f} s to go"
+    )
+
+
 def drawn(chains: Chains) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     d = chains.states.z.shape[1]
     z, scores = (np.concatenate([np.asarray(getattr(s, name)) for s in chains.stretches]) for name in ("z", "scores"))

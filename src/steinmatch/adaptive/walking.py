@@ -24,6 +24,7 @@ from steinmatch.adaptive.chains import (
     Chains,
     Memory,
     Walked,
+    doing,
     drawn,
     in_words,
     left_behind,
@@ -175,6 +176,7 @@ class Walk(AbstractStepSolver):
             weights=np.full(n, 1.0 / n) if verdict is None else verdict.weights,
             outcome=left_behind(memory, error, verdict),
             latest=True,
+            doing=doing(memory, self.tol),
         )
 
     # -- the frame -----------------------------------------------------------------------------------------------------

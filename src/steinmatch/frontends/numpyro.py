@@ -1,5 +1,6 @@
 """NumPyro models, through their own potential on the unconstrained space."""
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,7 @@ import equinox as eqx
 import jax
 import numpy as np
 from numpyro.distributions import Unit
-from numpyro.handlers import uncondition
+from numpyro.handlers import seed, trace, uncondition
 from numpyro.infer import Predictive
 from numpyro.infer import log_likelihood as log_likelihood_of
 from numpyro.infer.util import constrain_fn, initialize_model, potential_energy, unconstrain_fn
@@ -76,6 +77,69 @@ class _Constrained(eqx.Module):
         return dict(constrain_fn(self.model, self.args, self.kwargs, self.sites(x), return_deterministic=True))
 
 
+def _explain(model: Callable, args: tuple, kwargs: dict) -> None:
+    """ValueError for models that have no density on R^d: discrete latents, subsampled plates."""
+    try:
+        with seed(rng_seed=0):
+            sites = trace(model).get_trace(*args, **kwargs)
+    except Exception:
+        return
+    discrete = [
+        name
+        for name, site in sites.items()
+        if site["type"] == "sample" and not site["is_observed"] and site["fn"].support.is_discrete
+    ]
+    if discrete:
+        raise ValueError(
+            f"from_numpyro: the model has discrete latent sites ({', '.join(discrete)}), which have no gradient: "
+            "marginalise them out, or give steinmatch.Target the log density that funsor's enumeration makes "
+            "(numpyro.contrib.funsor.config_enumerate and log_density)."
+        )
+    thinned = [name for name, site in sites.items() if site["type"] == "plate" and _is_thinned(site)]
+    if thinned:
+        raise ValueError(
+            f"from_numpyro: plate {thinned[0]!r} is subsampled (subsample_size), so that the density is random; "
+            "subsampling is not supported: give all the data, without subsample_size."
+        )
+
+
+def _is_thinned(site: dict) -> bool:
+    size, kept = site["args"]
+    return kept is not None and kept != size
+
+
+def _bound(model: Callable, args: tuple, kwargs: dict, place: str) -> dict[str, Any]:
+    """All arguments by name."""
+    try:
+        found = inspect.signature(model).bind(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: the model's arguments have no names to give new data by: {error}.") from error
+    return dict(found.arguments)
+
+
+def _known(model: Callable, data: dict[str, Any], place: str) -> dict[str, Any]:
+    """New data, whose names the model must know."""
+    parameters = inspect.signature(model).parameters
+    unknown = [name for name in data if name not in parameters]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise ValueError(f"{place}: the model has no argument {unknown[0]!r}; it has {', '.join(parameters)}.")
+    return data
+
+
+def _with_new(model: Callable, args: tuple, kwargs: dict, data: dict[str, Any], observed: dict) -> dict[str, Any]:
+    """The model's arguments with new data; those that were observed, and are not given, are None."""
+    own = _bound(model, args, kwargs, "predict")
+    seen = [value for value in observed.values() if np.size(value)]
+
+    def is_observed(value: Any) -> bool:
+        return isinstance(value, np.ndarray) and any(
+            np.shape(value) == np.shape(other) and np.array_equal(value, other) for other in seen
+        )
+
+    kept = {name: None if is_observed(value) else value for name, value in own.items()}
+    return {**kept, **_known(model, data, "predict")}
+
+
 @float64
 def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     """The posterior of a NumPyro model, called as `model(*args, **kwargs)`.
@@ -85,6 +149,7 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     """
     if not callable(model):
         raise TypeError(f"from_numpyro: model must be a NumPyro model, a function; got {model!r:.80}.")
+    given = model
     model = with_own_arrays(model)
     args, kwargs = jax.tree.map(_as_leaf, (args, kwargs))
     try:
@@ -92,20 +157,41 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
             jax.random.key(0), model, model_args=args, model_kwargs=kwargs, dynamic_args=False, validate_grad=False
         )
     except Exception as error:
+        _explain(model, args, kwargs)
         raise ValueError(
             f"from_numpyro: the model failed when it was run: {type(error).__name__}: {error}. "
             "Check its data: from_numpyro(model, *args, **kwargs) calls model(*args, **kwargs)."
         ) from error
+    _explain(model, args, kwargs)
     start = {name: np.asarray(value, np.float64) for name, value in info.param_info.z.items()}
     if not start:
         raise ValueError("from_numpyro: the model has no latent sites.")
     sites = _Sites(tuple((name, tuple(value.shape)) for name, value in sorted(start.items())))
     dim = sum(value.size for value in start.values())
 
-    def predict(values: dict[str, np.ndarray], seed: int) -> dict:
+    def predict(x: np.ndarray, values: dict[str, np.ndarray], seed: int, data: dict[str, Any]) -> dict:
         latent = {name: value for name, value in values.items() if name in start}
-        drawn = Predictive(_Unobserved(model), latent)(jax.random.key(seed), *args, **kwargs)
-        return {name: value for name, value in drawn.items() if name not in factors}
+        if not data:
+            drawn = Predictive(_Unobserved(model), latent)(jax.random.key(seed), *args, **kwargs)
+        else:
+            anew = _with_new(given, args, kwargs, data, observed)
+            try:
+                drawn = Predictive(given, latent)(jax.random.key(seed), **anew)
+            except Exception as error:
+                raise ValueError(
+                    f"predict: the model failed with the new data: {type(error).__name__}: {error}. Observations that "
+                    "are not given are passed as None, as for numpyro.infer.Predictive."
+                ) from error
+        return {name: np.asarray(value) for name, value in drawn.items() if name not in factors}
+
+    def prior(n: int, seed: int) -> dict[str, np.ndarray]:
+        drawn = Predictive(_Unobserved(model), num_samples=n)(jax.random.key(seed), *args, **kwargs)
+        return {name: np.asarray(value) for name, value in drawn.items() if name not in factors}
+
+    def renewed(new_args: tuple, data: dict[str, Any]) -> Target:
+        if new_args:
+            return from_numpyro(given, *new_args, **data)
+        return from_numpyro(given, **{**_bound(given, args, kwargs, "update"), **_known(given, data, "update")})
 
     def unconstrain(values: dict[str, np.ndarray]) -> np.ndarray:
         def one(params: dict) -> jax.Array:
@@ -115,24 +201,37 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
         with jax.enable_x64(True):
             return np.asarray(jax.vmap(one)({name: jax.numpy.asarray(values[name]) for name in start}))
 
-    def log_likelihood(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def log_likelihood(x: np.ndarray, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         with jax.enable_x64(True):
             latent = {name: jax.numpy.asarray(value) for name, value in values.items() if name in start}
             found = log_likelihood_of(model, latent, *args, **kwargs)
         return {name: np.asarray(value) for name, value in found.items() if name not in factors}
 
-    dims, coords, factors = {}, {}, set()
+    dims, coords, factors, observed = {}, {}, set(), {}
     for name, site in info.model_trace.items():
         if site["type"] == "sample" and isinstance(site["fn"], Unit):  # what numpyro.factor makes
             factors.add(name)
-        elif site["type"] == "sample" and not site["is_observed"]:
+        elif site["type"] == "sample":
+            if site["is_observed"]:
+                observed[name] = np.asarray(site["value"])
             frames = sorted(site.get("cond_indep_stack", []), key=lambda frame: frame.dim)
             shape = np.shape(site["value"])
             if frames and len(shape) >= len(frames):
                 extra = [f"{name}_dim_{i}" for i in range(len(shape) - len(frames))]
                 dims[name] = [*(frame.name for frame in frames), *extra]
                 coords |= {frame.name: list(range(frame.size)) for frame in frames}
-    info = ModelInfo(dims, coords, predict, unconstrain, log_likelihood)
+    try:
+        named = inspect.signature(given).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # a callable without a signature
+        named = kwargs
+    constant = {
+        name: value
+        for name, value in named.items()
+        if isinstance(value, np.ndarray)
+        and not any(np.array_equal(value, seen) for seen in observed.values())
+        and name not in (*observed, *start)
+    }
+    info = ModelInfo(dims, coords, predict, unconstrain, log_likelihood, observed, constant, prior, renewed)
     return Target(
         _Density(model, args, kwargs, sites),
         dim=dim,

@@ -1,11 +1,49 @@
 """PyMC models, through their own log density translated to JAX."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from steinmatch._types import Vector, float64
 from steinmatch.targets import ModelInfo, Target
+
+
+def _own_data(model: Any) -> dict[str, np.ndarray]:
+    """The model's pm.Data."""
+    return {v.name: v.get_value() for v in model.data_vars if hasattr(v, "get_value")}
+
+
+def _values_of(variable: Any) -> np.ndarray:
+    return np.asarray(variable.get_value() if hasattr(variable, "get_value") else variable.data)
+
+
+def _set_data(model: Any, data: dict[str, Any], place: str) -> None:
+    import pymc
+
+    known = _own_data(model)
+    for name in data:
+        if name not in known:
+            raise ValueError(
+                f"{place}: the model has no pm.Data {name!r}; it has {', '.join(known) or 'none'}. Write "
+                f"{name} = pm.Data({name!r}, values) in the model for what is to be replaced."
+            )
+    with model:
+        pymc.set_data(data)
+
+
+@contextmanager
+def _data_set(model: Any, data: dict[str, Any], place: str) -> Iterator[None]:
+    """With other data for a while."""
+    before = {name: value for name, value in _own_data(model).items() if name in data}
+    try:
+        if data:
+            _set_data(model, data, place)
+        yield
+    finally:
+        if before:
+            _set_data(model, before, place)
 
 
 @float64
@@ -53,9 +91,23 @@ def from_pymc(model: Any) -> Target:
         given = {name: value[None] for name, value in values.items()}
         return arviz.from_dict(posterior=given, dims={k: v for k, v in dims.items() if k in given}, coords=coords)
 
-    def predict(values: dict[str, np.ndarray], seed: int) -> dict:
-        drawn = pymc.sample_posterior_predictive(posterior(values), model=model, random_seed=seed, progressbar=False)
+    def predict(x: np.ndarray, values: dict[str, np.ndarray], seed: int, data: dict[str, Any]) -> dict:
+        with _data_set(model, data, "predict"):
+            drawn: Any = pymc.sample_posterior_predictive(
+                posterior(values), model=model, random_seed=seed, progressbar=False, predictions=False
+            )
         return {name: np.asarray(value)[0] for name, value in drawn["posterior_predictive"].items()}
+
+    def prior(n: int, seed: int) -> dict[str, np.ndarray]:
+        drawn: Any = pymc.sample_prior_predictive(draws=n, model=model, random_seed=seed)
+        groups = [drawn[name] for name in ("prior", "prior_predictive") if name in drawn.groups()]
+        return {str(name): np.asarray(value)[0] for group in groups for name, value in group.items()}
+
+    def renewed(args: tuple, data: dict[str, Any]) -> Target:
+        if args:
+            raise ValueError("update: give new data by name, as the model's pm.Data have them.")
+        _set_data(model, data, "update")
+        return from_pymc(model)
 
     def unconstrain(values: dict[str, np.ndarray]) -> np.ndarray:
         from pytensor.compile.function import function
@@ -71,7 +123,7 @@ def from_pymc(model: Any) -> Target:
             free.append(given.reshape(len(given), -1))
         return np.concatenate(free, axis=1)
 
-    def log_likelihood(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def log_likelihood(x: np.ndarray, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         found = pymc.compute_log_likelihood(
             posterior(values), model=model, extend_inferencedata=False, progressbar=False
         )
@@ -79,5 +131,7 @@ def from_pymc(model: Any) -> Target:
 
     dims = {name: [str(dim) for dim in found] for name, found in model.named_vars_to_dims.items()}
     coords = {name: list(values) for name, values in model.coords.items() if values is not None}
-    info = ModelInfo(dims, coords, predict, unconstrain, log_likelihood)
+    observed = {str(v.name): _values_of(model.rvs_to_values[v]) for v in model.observed_RVs}
+    constant = {name: np.asarray(value) for name, value in _own_data(model).items() if name not in observed}
+    info = ModelInfo(dims, coords, predict, unconstrain, log_likelihood, observed, constant, prior, renewed)
     return Target(log_density, dim=int(bounds[-1]), constrain=constrain, info=info)

@@ -1,7 +1,6 @@
 // Log density, gradient and constrained values of a Stan model, for ctypes. Compiled together with stanc's output.
 #include <stan/io/json/json_data.hpp>
 #include <stan/math.hpp>
-#include <stan/model/model_base.hpp>
 #include <stan/services/util/create_rng.hpp>
 
 #include <cmath>
@@ -43,12 +42,12 @@ void* sm_create(const char* path, unsigned int seed, char* error, int size) {
 
 int sm_dim(void* model) { return as_model(model).num_params_r(); }
 
-// Lines "name size size ..." of the parameters and transformed parameters.
-void sm_shapes(void* model, char* out, int size) {
+// Lines "name size size ..." of the parameters and, where asked for, of transformed parameters and generated quantities.
+void sm_shapes(void* model, int transformed, int generated, char* out, int size) {
   std::vector<std::string> names;
   std::vector<std::vector<size_t>> dims;
-  as_model(model).get_param_names(names, true, false);
-  as_model(model).get_dims(dims, true, false);
+  as_model(model).get_param_names(names, transformed, generated);
+  as_model(model).get_dims(dims, transformed, generated);
   std::ostringstream text;
   for (size_t i = 0; i < names.size(); ++i) {
     text << names[i];
@@ -66,7 +65,7 @@ void sm_log_density(void* model, const double* x, int n, int d, double* values, 
       stan::math::nested_rev_autodiff nested;
       Eigen::Matrix<stan::math::var, -1, 1> point(d);
       for (int j = 0; j < d; ++j) point(j) = x[i * d + j];
-      stan::math::var value = as_model(model).log_prob_propto_jacobian(point, nullptr);
+      stan::math::var value = as_model(model).log_density(point);
       values[i] = value.val();
       value.grad();
       for (int j = 0; j < d; ++j) gradients[i * d + j] = point(j).adj();
@@ -77,17 +76,34 @@ void sm_log_density(void* model, const double* x, int n, int d, double* values, 
   }
 }
 
-void sm_constrain(void* model, const double* x, int n, int d, int k, double* out) {
+// k values of each point: parameters and transformed parameters and, where asked for, generated quantities.
+void sm_constrain(
+    void* model, const double* x, int n, int d, int k, int generated, unsigned int seed, double* out) {
   ready();
-  auto rng = stan::services::util::create_rng(0, 1);
+  auto rng = stan::services::util::create_rng(seed, 1);
   for (int i = 0; i < n; ++i) {
     Eigen::VectorXd point = Eigen::Map<const Eigen::VectorXd>(x + i * d, d);
     Eigen::VectorXd values;
     try {
-      as_model(model).write_array(rng, point, values, true, false, nullptr);
+      as_model(model).write(rng, point, values, true, generated);
       for (int j = 0; j < k; ++j) out[i * k + j] = values(j);
     } catch (const std::exception&) {
       for (int j = 0; j < k; ++j) out[i * k + j] = std::numeric_limits<double>::quiet_NaN();
+    }
+  }
+}
+
+// The inverse, of the k values of the parameters alone.
+void sm_unconstrain(void* model, const double* values, int n, int d, int k, double* out) {
+  ready();
+  for (int i = 0; i < n; ++i) {
+    Eigen::VectorXd point = Eigen::Map<const Eigen::VectorXd>(values + i * k, k);
+    Eigen::VectorXd x;
+    try {
+      as_model(model).unconstrain(point, x);
+      for (int j = 0; j < d; ++j) out[i * d + j] = x(j);
+    } catch (const std::exception&) {
+      for (int j = 0; j < d; ++j) out[i * d + j] = std::numeric_limits<double>::quiet_NaN();
     }
   }
 }

@@ -65,6 +65,7 @@ class Iterate:
     weights: Any = None  # (n,), where the solver weighs its particles
     outcome: Any = None  # what the solver has to say beyond particles and weights
     latest: bool = False  # a later iterate is better, whatever its residual
+    doing: str = ""  # what comes next, for those who wait
 
 
 @dataclasses.dataclass(frozen=True)

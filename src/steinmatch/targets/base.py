@@ -1,5 +1,6 @@
 """A target: a density p on R^d known up to a constant, through log p or its score s(x) = grad log p(x)."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -7,12 +8,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from steinmatch._checks import check_kind, check_size, positive_integer
 from steinmatch._types import Scalar, Vector, float64
 from steinmatch.targets.closures import with_own_arrays
 from steinmatch.targets.host import on_host
+
+Arrays = dict[str, np.ndarray]
 
 # What JAX raises when a function asks a traced value for its number, as NumPy and SciPy functions do.
 _NOT_TRACEABLE = (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)
@@ -50,20 +54,36 @@ class _Callback(eqx.Module):
 
 
 class ModelInfo:
-    """What a front end knows beyond the density: coordinates for ArviZ, how to predict, the way from constrained values
-    by name, (n, *shape) each, back to unconstrained points (n, d), and the observations' log likelihoods at them.
+    """What a front end knows beyond the density.
+
+    **Arguments:**
+
+    - `dims`, `coords`: for ArviZ.
+    - `predict`: (x, values, seed, data) -> predictions by name; x are unconstrained points (n, d), values the same by
+      name on the model's own scale, (n, *shape) each, data what is new, by name.
+    - `unconstrain`: values -> x.
+    - `log_likelihood`: (x, values) -> that of the observations.
+    - `observed`, `constant`: the data.
+    - `prior`: (n, seed) -> draws of the prior, and of the observations under it.
+    - `renewed`: (args, data) -> the same model's target with other data.
     """
 
     def __init__(
         self,
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence] | None = None,
-        predict: Callable[[dict[str, np.ndarray], int], Any] | None = None,
-        unconstrain: Callable[[dict[str, np.ndarray]], np.ndarray] | None = None,
-        log_likelihood: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None,
+        predict: Callable[[np.ndarray, Arrays, int, dict[str, Any]], Arrays] | None = None,
+        unconstrain: Callable[[Arrays], np.ndarray] | None = None,
+        log_likelihood: Callable[[np.ndarray, Arrays], Arrays] | None = None,
+        observed: Mapping[str, Any] | None = None,
+        constant: Mapping[str, Any] | None = None,
+        prior: Callable[[int, int], Arrays] | None = None,
+        renewed: Callable[[tuple, dict[str, Any]], "Target"] | None = None,
     ):
         self.dims, self.coords = dict(dims or {}), dict(coords or {})
         self.predict, self.unconstrain, self.log_likelihood = predict, unconstrain, log_likelihood
+        self.observed, self.constant = dict(observed or {}), dict(constant or {})
+        self.prior, self.renewed = prior, renewed
 
     # No part of what is compiled: targets that differ in this alone share their compiled code.
     def __eq__(self, other: object) -> bool:
@@ -187,10 +207,54 @@ class Target(AbstractTarget):
         density = OnParameters(log_density, unflatten)
         return Target(density, dim=unflatten.dim, constrain=Constrained(unflatten), info=info)
 
+    @staticmethod
+    @float64
+    def from_pytree(log_density: Callable[[Any], Scalar], example: Any) -> "Target":
+        """A target over any tree of unconstrained parameters (BlackJAX, Flax, ...), such as `example`.
+
+        Target.from_pytree(log_density, {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)})
+        """
+        leaves = jax.tree.leaves(example)
+        if not callable(log_density) or not leaves:
+            raise TypeError(
+                "Target.from_pytree: give a function of a tree of arrays, and an example of such a tree; got "
+                f"{log_density!r:.80} and {example!r:.80}."
+            )
+        try:
+            floats = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), example)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"Target.from_pytree: the example must be a tree of real arrays: {error}.") from error
+        start, unravel = ravel_pytree(floats)
+        info = ModelInfo(unconstrain=lambda values: _flattened(floats, values))
+        return Target(_OnTree(log_density, unravel), dim=start.size, constrain=unravel, info=info)
+
+
+def _flattened(example: Any, values: Arrays) -> np.ndarray:
+    """Values by name, (n, *shape) each, side by side in the order of a tree's leaves."""
+    paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(example)]
+    return np.concatenate([np.asarray(values[name]).reshape(len(values[name]), -1) for name in paths], axis=1)
+
+
+class _OnTree(eqx.Module):
+    """A function of a tree of parameters as one of a vector."""
+
+    function: Callable
+    unravel: Callable = eqx.field(static=True)
+
+    def __call__(self, x: Vector) -> Any:
+        return self.function(self.unravel(x))
+
 
 def check_target(value: Any, place: str) -> None:
     """TypeError unless `value` is a target."""
-    check_kind(value, AbstractTarget, "target", place, "a Target; for a log density write Target(log_density, dim=d)")
+    remedy = "a Target; for a log density write Target(log_density, dim=d)"
+    if type(value).__module__.startswith("pymc"):
+        remedy = "a Target; for a PyMC model write from_pymc(model)"
+    elif callable(value) and not isinstance(value, type):
+        remedy += ", for a NumPyro model from_numpyro(model, *args, **kwargs)"
+    elif isinstance(value, str | os.PathLike):
+        remedy = "a Target; for a Stan program write from_stan(program, data)"
+    check_kind(value, AbstractTarget, "target", place, remedy)
 
 
 def _point(dim: int) -> jax.ShapeDtypeStruct:
