@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from steinmatch._types import float64
 from steinmatch.targets import AbstractTarget, Evaluations, ModelInfo, SavedTarget, variables
@@ -18,7 +18,7 @@ _PRIOR_DRAWS = 500
 _LEAST_SHOWN = 100  # draws of a chain
 
 
-def in_chains(values: Float[np.ndarray, "n ..."], layout: Layout | None) -> Float[np.ndarray, "chain draw ..."]:
+def in_chains(values: Shaped[np.ndarray, "n ..."], layout: Layout | None) -> Shaped[np.ndarray, "chain draw ..."]:
     """Draws in the order of a layout, or one chain without one, with the axes chain and draw. Short chains are joined
     end to end, as R-hat of a dozen draws says nothing.
     """
@@ -28,7 +28,7 @@ def in_chains(values: Float[np.ndarray, "n ..."], layout: Layout | None) -> Floa
     return chains.reshape(_shown_chains(layout), -1, *values.shape[1:])
 
 
-def from_chains(values: Float[np.ndarray, "chain draw ..."], layout: Layout | None) -> Float[np.ndarray, "n ..."]:
+def from_chains(values: Shaped[np.ndarray, "chain draw ..."], layout: Layout | None) -> Shaped[np.ndarray, "n ..."]:
     """The inverse of `in_chains`."""
     if layout is None:
         return values[0]
@@ -56,7 +56,7 @@ def groups_of(
     weights: Float[np.ndarray, " n"],
     layout: Layout | None = None,
 ) -> dict[str, Any]:
-    """posterior and sample_stats, as xarray datasets."""
+    """posterior, sample_stats and the unconstrained draws, as xarray datasets."""
     import xarray
 
     info: ModelInfo = getattr(target, "info", None) or ModelInfo()
@@ -67,6 +67,7 @@ def groups_of(
     return {
         "posterior": dataset(posterior, info, ("chain", "draw")),
         "sample_stats": xarray.Dataset({name: (("chain", "draw"), value) for name, value in stats.items()}),
+        "unconstrained": xarray.Dataset({"x": (("chain", "draw", "dimension"), in_chains(particles, layout))}),
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from steinmatch._files import as_path, write_whole
-from steinmatch.inferencedata import from_chains, groups_of, in_chains
+from steinmatch.inferencedata import from_chains, groups_of
 from steinmatch.targets import (
     ModelInfo,
     SavedTarget,
@@ -31,16 +31,12 @@ _FOREIGN = "a file that steinmatch saved"
 
 def saved_groups(fit: Any) -> dict[str, Any]:
     """A fit's posterior and sample_stats, the verdict in the attributes; and what is needed to give the fit back."""
-    import xarray
-
     layout = fit.draws_layout
     groups = groups_of(fit.target, fit.particles, np.asarray(fit.weights), layout)
     info: ModelInfo = getattr(fit.target, "info", None) or ModelInfo()
     groups["posterior"].attrs.update({name: _plain(value) for name, value in _attributes(fit, info).items()})
-    own = {"x": (("chain", "draw", "dimension"), in_chains(fit.particles, layout)), **{
-        name: (tuple(f"{name}_{i}" for i in range(value.ndim)), value) for name, value in _arrays(fit).items()
-    }}  # fmt: skip
-    groups["unconstrained"] = xarray.Dataset(own)
+    own = {name: (tuple(f"{name}_{i}" for i in range(value.ndim)), value) for name, value in _arrays(fit).items()}
+    groups["unconstrained"] = groups["unconstrained"].assign(own)
     return groups
 
 

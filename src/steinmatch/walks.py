@@ -28,6 +28,7 @@ ACCEPTANCE = 0.8
 CAUTION = 0.25  # factor of the steps of some trajectories
 STIFF = 1e-3  # acceptance: at a mean of 0.8 the energy error is .06 +- .35, and this is 20 of its sds away
 MOST_LEAPS = 256  # of one trajectory
+FREE_FLIGHT = 2.0  # lengths of a flight without forces: a trajectory that went further was thrown off by stiff ones
 
 
 class States(NamedTuple):
@@ -49,6 +50,7 @@ class Stretch(NamedTuple):
     acceptance: Float[np.ndarray, " t"]
     factors: Float[np.ndarray, " t"]  # of the step
     stiff: Float[np.ndarray, " t"]  # share of trajectories that left the energy by so much: their steps were too long
+    edges: Float[np.ndarray, " t"]  # share of those that ended where the density is zero: this says nothing of steps
     leaps: Float[np.ndarray, " t"]  # gradients of each chain
 
 
@@ -106,9 +108,22 @@ def _advance(
             return kernel(key, state, target.log_density, factor * step, metric, leaps)
 
         moved, info = jax.vmap(one)(jax.random.split(chain_key, chains), states)
-        accepted = jnp.mean(jnp.nan_to_num(info.acceptance_rate))
-        stiff = jnp.mean(jnp.where(info.acceptance_rate >= STIFF, 0.0, 1.0))
-        row = (moved.position, moved.logdensity_grad, moved.logdensity, accepted, factor, stiff, leaps)
+        flown = jnp.linalg.norm(info.proposal.position - states.position, axis=1)
+        free = factor * step * leaps.astype(jnp.float64) * jnp.linalg.norm(info.momentum, axis=1)
+        edge = (info.proposal.logdensity == -jnp.inf) & (flown <= FREE_FLIGHT * free)
+        inside = jnp.maximum(jnp.sum(jnp.where(edge, 0.0, 1.0)), 1.0)
+        accepted = jnp.sum(jnp.where(edge, 0.0, jnp.nan_to_num(info.acceptance_rate))) / inside
+        stiff = jnp.mean(jnp.where((info.acceptance_rate >= STIFF) | edge, 0.0, 1.0))
+        row = (
+            moved.position,
+            moved.logdensity_grad,
+            moved.logdensity,
+            accepted,
+            factor,
+            stiff,
+            jnp.mean(jnp.where(edge, 1.0, 0.0)),
+            leaps,
+        )
         follow = jnp.where(factor == 1.0, gain, 0.0)
         return (moved, log_step + follow * (accepted - ACCEPTANCE)), row
 

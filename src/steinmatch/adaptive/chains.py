@@ -94,7 +94,7 @@ class Memory:
     rays: Rays | None = None
     verdict: Verdict | None = None  # of the last round
     parts: tuple[Part, ...] = ()  # of several modes
-    plain: bool = False  # no Stein weights
+    plain: bool = False  # no Stein weights: at an edge with density Stein's identities fail, and plain averages do not
     restarts: int = 0
     others: tuple[str, ...] = ()  # said of other modes before the fit began anew in a better one
 
@@ -180,7 +180,9 @@ def in_words(memory: Memory, verdict: Verdict, n: int, tol: float) -> str:
             f"the chains have not forgotten where they began: {verdict.memory:.0%} of a parameter's variance is "
             "between groups of chains that began apart"
         )
-    if too_stiff(memory.rounds[-1], tol) and not memory.plain:
+    if memory.plain:
+        words.append("the density has an edge, so that the weights are uniform")
+    if too_stiff(memory.rounds[-1], tol):
         words.append(
             f"{memory.rounds[-1].stiff:.1%} of the trajectories came to where the density is too stiff for their "
             "steps, such as the neck of a funnel: mass there may be missing; a non-centred parametrisation helps"

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from steinmatch.adaptive.frames import Cloud, cloud, log_weights
 from steinmatch.coordinates import AbstractFrame
 from steinmatch.targets import Evaluations
-from steinmatch.walks import ACCEPTANCE, CHUNK, MOST_LEAPS, STIFF, TRAJECTORY, States, Stretch
+from steinmatch.walks import ACCEPTANCE, CHUNK, FREE_FLIGHT, MOST_LEAPS, STIFF, TRAJECTORY, States, Stretch
 
 CYCLE = 3  # stretches: trajectories, then leaps
 _STUCK = 0.01  # acceptance at a draw that would be repeated by a hundred leaps, were it not for trajectories
@@ -63,7 +63,7 @@ def leap(
         rows.append(states)
         accepted.append(moves.mean())
     zeros = np.zeros(CHUNK)
-    return _stretch(rows, log_step, np.array(accepted), zeros, zeros, zeros + 1.0)
+    return _stretch(rows, log_step, np.array(accepted), zeros, zeros, zeros, zeros + 1.0)
 
 
 def stride(
@@ -82,6 +82,7 @@ def stride(
         leaps = int(np.clip(np.ceil(length / (max(factor, 1.0) * usual)), 1, MOST_LEAPS))
         step = factor * usual
         momentum = rng.normal(size=states.z.shape)
+        speed = np.linalg.norm(momentum, axis=1)
         energy = 0.5 * np.sum(momentum**2, axis=1) - states.log_densities
         there = Cloud(*states)
         with np.errstate(all="ignore"):
@@ -91,10 +92,12 @@ def stride(
                 momentum = momentum + 0.5 * step * there.scores
             lost = 0.5 * np.sum(momentum**2, axis=1) - there.log_densities - energy
             acceptance = np.where(np.isfinite(lost), np.exp(-np.maximum(lost, 0.0)), 0.0)
+            flown = np.linalg.norm(there.z - states.z, axis=1)
+            edge = (there.log_densities == -np.inf) & (flown <= FREE_FLIGHT * step * leaps * speed)
         states = _moved(states, States(*there), rng.uniform(size=len(acceptance)) < acceptance)
         rows.append(states)
-        accepted = float(acceptance.mean())
-        statistics.append((accepted, factor, np.mean(acceptance < STIFF), float(leaps)))
+        accepted = float(acceptance[~edge].mean()) if not edge.all() else 0.0
+        statistics.append((accepted, factor, np.mean((acceptance < STIFF) & ~edge), np.mean(edge), float(leaps)))
         log_step = log_step + (gain * (accepted - ACCEPTANCE) if factor == 1.0 else 0.0)
     return _stretch(rows, log_step, *np.array(statistics).T)
 

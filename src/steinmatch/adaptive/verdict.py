@@ -147,10 +147,11 @@ def _cautious(rest: Float[np.ndarray, "n f"], layout: Layout) -> Float[np.ndarra
     sd of what they would add is sqrt(a / (a - 2)) times the largest value over n, 5 for a = 2.08.
     """
     centred = rest - rest.mean(axis=0)
-    variance = _positive(np.mean(centred**2, axis=0))
-    kurtosis = np.mean(centred**4, axis=0) / variance**2
+    squares = centred * centred
+    variance = _positive(squares.mean(axis=0))
+    kurtosis = np.einsum("nf,nf->f", squares, squares) / len(rest) / variance**2
     factor = np.sqrt(1.0 + 2.0 * np.sqrt(np.maximum(kurtosis - 1.0, 0.0) / len(rest)))
-    unseen = _UNSEEN * np.abs(centred).max(axis=0) / len(rest)
+    unseen = _UNSEEN * np.sqrt(squares.max(axis=0)) / len(rest)
     return np.hypot(spread(rest, layout).error * factor, unseen)
 
 

@@ -55,11 +55,12 @@ from steinmatch.kernels import Whitened
 from steinmatch.plainly import placed
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
 from steinmatch.targets import AbstractTarget, Evaluations
-from steinmatch.walks import ACCEPTANCE, CAUTION, CHUNK, States, Stretch, advance, begin
+from steinmatch.walks import ACCEPTANCE, CAUTION, CHUNK, MOST_LEAPS, TRAJECTORY, States, Stretch, advance, begin
 from steinmatch.weights import Layout
 
 _SWEEPS = 5  # of one step
 MOST_DRAWS = 2**17
+MOST_GRADIENTS = 2**22  # a sampler whose trajectories have a thousand leaps spends as many on 4 chains of 1000 draws
 _ENOUGH_TO_SHOW = 4096  # draws of a fit that cannot converge
 _MOST_NUMBERS = 2 * 10**7  # n d of the draws
 _REUSABLE = 2.0  # variance of the log weights of a frame that serves another target
@@ -67,7 +68,7 @@ _SHORTER = 4.0  # factor of steps that were too long for where they went
 _HELPS = 0.7  # shorter steps must lower the share of failures by this factor, else it is not the steps
 _WARM = 2  # stretches before the first that counts
 _RESTARTS = 2  # in a mode with all but nothing of the mass
-_LONG = 512  # transitions of all chains from which on compiling them pays
+_LONG = 2500  # leaps of all chains, a millisecond each, from which on compiling them pays: it takes 2 to 5 s
 _FIRST_STEP = 1.2  # times d^(-1/4): the largest stable leapfrog step of a normal, and its scaling
 
 
@@ -272,7 +273,8 @@ class Walk(AbstractStepSolver):
             factors[0] = 1.0
         elif turn % 2 == 0:
             factors[0] = CAUTION
-        if chains.wanted <= _LONG and chains.target.target.log_density is not None:
+        leaps = np.minimum(TRAJECTORY / (np.exp(chains.log_step) * np.maximum(factors, 1.0)), MOST_LEAPS)
+        if chains.wanted * leaps.mean() <= _LONG and chains.target.target.log_density is not None:
             return stride(memory.evaluate, frame, chains.states, chains.log_step, gains, factors, rng)
         stretch = advance(chains.target, chains.states, self._key(chains), chains.log_step, gains, factors)
         leaps = int(np.sum(stretch.leaps))
@@ -302,7 +304,8 @@ class Walk(AbstractStepSolver):
                 values=(*chains.values, values_at(chains.target, z, scores)),
                 transitions=chains.transitions + CHUNK,
             )
-        memory = dataclasses.replace(memory, chains=chains)
+        edge = any(np.any(stretch.edges > 0.0) for stretch in chains.stretches)
+        memory = dataclasses.replace(memory, chains=chains, plain=memory.plain or edge)
         z, scores, _ = drawn(chains)
         layout = Layout(CHUNK * len(chains.stretches), self.groups, self.siblings)
         families = [] if memory.plain else None
@@ -311,7 +314,7 @@ class Walk(AbstractStepSolver):
         before = memory.verdict
         memory = dataclasses.replace(recorded(memory, verdict, layout), verdict=verdict)
         enough = len(z) >= self.least_draws
-        smooth = memory.plain or not too_stiff(memory.rounds[-1], self.tol)  # trajectories that leave a part all fail
+        smooth = not too_stiff(memory.rounds[-1], self.tol)
         good = 2.0 * verdict.error.largest <= self.tol and verdict.mixed and verdict.agree and smooth
         good = good and before is not None  # one round has nothing to be confirmed by
         converged = bool(good and enough and not memory.notes)
@@ -322,6 +325,9 @@ class Walk(AbstractStepSolver):
             reason = in_words(memory, verdict, len(z), self.tol)  # more draws would not change it
         elif 2 * len(z) > MOST_DRAWS or 2 * z.size > _MOST_NUMBERS:
             reason = f"stopped at {len(z):,} draws; " + in_words(memory, verdict, len(z), self.tol)
+        elif memory.evaluate.n_gradients > MOST_GRADIENTS:
+            reason = f"stopped after {memory.evaluate.n_gradients:,} gradients; "
+            reason += in_words(memory, verdict, len(z), self.tol)
         particles = placed(chains.target.frame, z).x
         following = self._iterate(problem, memory, particles, verdict, iterate, reason, converged)
         return dataclasses.replace(following, memory=self._further(memory, verdict))
@@ -337,8 +343,7 @@ class Walk(AbstractStepSolver):
         last = memory.rounds[-1]
         shortened = [found.stiff for found in memory.rounds if found.shortened]
         log_step = chains.log_step + np.clip(last.acceptance - ACCEPTANCE, -0.5, 0.0 if shortened else 0.2)
-        stiff = too_stiff(last, self.tol) and not memory.plain
-        if stiff and (not shortened or last.stiff < _HELPS * shortened[-1]):
+        if too_stiff(last, self.tol) and (not shortened or last.stiff < _HELPS * shortened[-1]):
             # What was not entered because of long steps is missing from all draws. One trajectory in four has shorter
             # steps from now on, and it is these that must not fail; the others stay bold, and cost less.
             kept, log_step = 0, log_step - np.log(_SHORTER)
