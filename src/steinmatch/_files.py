@@ -56,6 +56,12 @@ def _alive(pid: int) -> bool:
     return True
 
 
+def cache_folder() -> Path:
+    """Where what takes long to make is kept: $STEINMATCH_CACHE, or the user's cache folder."""
+    given = os.environ.get("STEINMATCH_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "steinmatch"
+
+
 def check_folder(folder: Path) -> None:
     """ValueError where nothing can be written into a folder, which is made where there is none."""
     probe = folder / f".steinmatch.{os.getpid()}.part"

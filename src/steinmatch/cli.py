@@ -18,12 +18,37 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from steinmatch import __version__
+
+        print(f"steinmatch {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
     """Bayesian inference by Stein moment matching: choose what must be exact, solve for it, prove it."""
 
 
+def _keep_compiled() -> None:
+    """Compiled code is kept in the user's cache folder: the second run of a model does without compiling."""
+    import jax
+
+    from steinmatch._files import cache_folder
+
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "jax"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
 NOT_CONVERGED = 3
+_DRAWS = "Draws of any sampler: .nc or CmdStan's .csv (by name), .npy or .csv (unconstrained)."
 
 
 def _json(value: Any) -> str:
@@ -59,6 +84,8 @@ def fit(
     seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
     max_seconds: Annotated[float | None, typer.Option(help="Time limit; the best so far is kept.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Write draws.csv too, as CmdStan does: of equal weight.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show neither progress nor tables.")] = False,
 ) -> None:
     """Posterior means, sds and quantiles of a model, with errors and a certificate.
 
@@ -72,11 +99,19 @@ def fit(
     from steinmatch.fitting import fit as fit_target
     from steinmatch.modelfile import BadFile, read_target
 
+    _keep_compiled()
     try:
         check_folder(out)  # before the work, not after it
         target = read_target(model, data)
         result = fit_target(
-            target, particles, kernel=kernel, solver=solver, seed=seed, tol=tol, max_seconds=max_seconds
+            target,
+            particles,
+            kernel=kernel,
+            solver=solver,
+            seed=seed,
+            tol=tol,
+            max_seconds=max_seconds,
+            progress=not quiet,
         )
     except (BadFile, ValueError, TypeError) as error:
         _fail(str(error))
@@ -85,6 +120,8 @@ def fit(
         result.save(out / "fit.nc")
         summary.write_csv(out / "summary.csv")
         result.plot(out / "particles.png")
+        if csv:
+            result.write_csv(out / "draws.csv")
     except (OSError, ValueError) as error:
         Console(stderr=True).print(escape(f"Not written into {out}: {error}"))
         unwritten = True
@@ -101,11 +138,12 @@ def fit(
             "parameters": {name: summary[name] for name in summary.names},
         }
         print(_json(record))
-    else:
+    elif not quiet:
         console = Console()
         console.print(summary)
         console.print(result.certificate)
-        files = ", ".join(str(out / name) for name in ("fit.nc", "summary.csv", "particles.png"))
+        written = ("fit.nc", "summary.csv", "particles.png", *(("draws.csv",) if csv else ()))
+        files = ", ".join(str(out / name) for name in written)
         console.print("" if unwritten else f"Written: {escape(files)}")
     if unwritten:
         raise typer.Exit(2)
@@ -115,7 +153,10 @@ def fit(
 
 @app.command()
 def assess(
-    draws: Annotated[Path, typer.Argument(help="Draws of any sampler: .nc (by name), .npy or .csv (unconstrained).")],
+    draws: Annotated[
+        Path,
+        typer.Argument(help=_DRAWS),
+    ],
     target: Annotated[str, typer.Option(metavar="FILE[:NAME]", help="The model, as for fit.")],
     data: Annotated[Path | None, typer.Option(help="JSON file of data, for Stan and NumPyro models.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
@@ -141,7 +182,10 @@ def assess(
 
 @app.command()
 def sharpen(
-    draws: Annotated[Path, typer.Argument(help="Draws of any sampler: .nc (by name), .npy or .csv (unconstrained).")],
+    draws: Annotated[
+        Path,
+        typer.Argument(help=_DRAWS),
+    ],
     target: Annotated[str, typer.Option(metavar="FILE[:NAME]", help="The model, as for fit.")],
     data: Annotated[Path | None, typer.Option(help="JSON file of data, for Stan and NumPyro models.")] = None,
     out: Annotated[Path | None, typer.Option(help="NetCDF file for the draws with their weights.")] = None,
@@ -165,7 +209,7 @@ def sharpen(
         _fail(str(error))
     try:
         if out is not None:
-            write(found.to_arviz(), out)
+            write(found.groups(), out)
     except (OSError, ValueError) as error:
         _fail(f"Not written to {out}: {error}")
     if as_json:

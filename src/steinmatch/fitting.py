@@ -49,7 +49,7 @@ from steinmatch.stein import compiled_features_at
 from steinmatch.storage import saved_groups, write
 from steinmatch.targets import AbstractTarget, check_target, constrained_values
 
-_MOST_IN_EQUATIONS = 600
+_MOST_IN_EQUATIONS = 400  # draws: a query then takes a few tenths of a second
 _PARTICLES_A_FEATURE = 1.4  # of a refined fit, at least: with hardly more particles than features a root may not exist
 
 

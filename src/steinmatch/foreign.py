@@ -1,6 +1,8 @@
-"""Draws of other samplers, in whatever form they come: arrays, dicts, ArviZ, NumPyro's MCMC."""
+"""Draws of other samplers, in whatever form they come: arrays, dicts, ArviZ, NumPyro's MCMC, CmdStan's CSV."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +10,9 @@ import numpy as np
 from jaxtyping import Float
 
 from steinmatch._checks import as_particles
+from steinmatch._files import as_path
 from steinmatch._types import float64
+from steinmatch.cmdstan import read_cmdstan
 from steinmatch.targets import AbstractTarget, constrained_values, shapes_of
 
 _NEWTON = 60
@@ -23,6 +27,9 @@ class ForeignDraws(NamedTuple):
 
 def read_foreign(draws: Any, target: AbstractTarget, place: str) -> ForeignDraws:
     """The draws as unconstrained points."""
+    files = _files(draws, place)
+    if files:
+        return _by_name(read_cmdstan(files), target, place)
     if hasattr(draws, "get_samples"):  # a NumPyro MCMC
         found = draws.get_samples(group_by_chain=True)
         return _from_array(found, target, place) if not isinstance(found, Mapping) else _by_name(found, target, place)
@@ -38,6 +45,18 @@ def read_foreign(draws: Any, target: AbstractTarget, place: str) -> ForeignDraws
     if isinstance(draws, Mapping):
         return _by_name(draws, target, place)
     return _from_array(draws, target, place)
+
+
+def _files(draws: Any, place: str) -> list[Path]:
+    """The paths, if draws are given as the path of a file, or those of several."""
+    paths = [draws] if isinstance(draws, str | os.PathLike) else draws
+    if not isinstance(paths, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in paths):
+        return []
+    files = [as_path(path, place) for path in paths]
+    missing = [path for path in files if not path.is_file()]
+    if missing:
+        raise FileNotFoundError(f"{place}: there is no file {missing[0]}.")
+    return files
 
 
 def _groups(data: Any) -> list[str]:

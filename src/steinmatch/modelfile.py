@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from steinmatch.cmdstan import is_cmdstan
 from steinmatch.targets import AbstractTarget
 
 _NAMES = ("target", "model")
@@ -101,7 +102,9 @@ def read_draws(path: Path, target: AbstractTarget) -> np.ndarray:
 
 
 def read_named_draws(path: Path, target: AbstractTarget) -> Any:
-    """Draws of any sampler: an InferenceData from a .nc file, known by name; else as `read_draws`."""
+    """Draws of any sampler: an InferenceData from a .nc file or CmdStan's CSV, known by name; else as `read_draws`."""
+    if path.suffix == ".csv" and path.is_file() and is_cmdstan(path):
+        return str(path)
     if path.suffix != ".nc" or not path.is_file():
         return read_draws(path, target)
     with warnings.catch_warnings():

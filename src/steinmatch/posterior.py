@@ -16,8 +16,10 @@ import numpy as np
 from jaxtyping import Float
 
 from steinmatch._checks import whole_seed
+from steinmatch._files import as_path, write_whole
 from steinmatch._types import Vector, float64
 from steinmatch.adaptive import Error, Mode
+from steinmatch.cmdstan import as_cmdstan
 from steinmatch.inferencedata import as_inference_data, groups_of, model_groups, resampled_draws
 from steinmatch.moments import Draws, Intervals, Probability, interval, probability, quantile
 from steinmatch.plots import plot_particles
@@ -176,6 +178,15 @@ class Posterior:
         groups = groups_of(target, particles, weights, layout)
         groups["posterior"].attrs.update(inference_library="steinmatch", verdict=self._verdict())
         return as_inference_data(groups | model_groups(target, particles, layout, posterior_predictive, prior, seed))
+
+    def write_csv(self, path: str | Path) -> None:
+        """Draws of equal weight on the model's own scale, as CmdStan writes them."""
+        path = as_path(path, "write_csv")
+        found = self.to_arviz(resample=True)
+        posterior = {str(k): np.asarray(v).reshape(-1, *v.shape[2:]) for k, v in found.posterior.items()}
+        n = len(self.particles)
+        logs = np.asarray(found.sample_stats["lp"]).ravel() if "lp" in found.sample_stats else np.full(n, np.nan)
+        write_whole(path, as_cmdstan(posterior, logs, f"steinmatch: {self._verdict()}"))
 
     @float64
     def _pushed(self, fn: Callable[[Any], Any]) -> Any:

@@ -142,10 +142,13 @@ class Sharpened:
 
     def to_arviz(self) -> Any:
         """An ArviZ InferenceData of the draws, chains as they were, with the weights in sample_stats."""
+        return as_inference_data(self.groups())
+
+    def groups(self) -> dict[str, Any]:
+        """The datasets of `to_arviz`."""
         each = Layout(len(self.draws) // self.n_chains, self.n_chains, 1)
         order = np.swapaxes(np.arange(len(self.draws)).reshape(self.n_chains, -1), 0, 1).ravel()
-        groups = groups_of(self.target, self.draws[order], np.asarray(self.weights)[order], each)
-        return as_inference_data(groups)
+        return groups_of(self.target, self.draws[order], np.asarray(self.weights)[order], each)
 
     def as_dict(self) -> dict:
         """Plain numbers."""
@@ -202,7 +205,8 @@ def sharpen(draws: Any, target: AbstractTarget, *, scores: ArrayLike | None = No
     **Arguments:**
 
     - `draws`: an array of unconstrained draws, (n, d) or (chains, n, d); a dict or an ArviZ InferenceData of
-      constrained values by name, with or without chains (PyMC, CmdStan); or a NumPyro `MCMC` that has run.
+      constrained values by name, with or without chains (PyMC, nutpie); a NumPyro `MCMC` that has run; or the path of a
+      CSV file of CmdStan, or those of several chains.
     - `target`: the posterior that they were drawn from.
     - `scores`: of the unconstrained draws, in their order, where they are known; else one gradient a draw is spent.
     """

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from steinmatch._files import cache_folder
 from steinmatch._types import Vector, float64
 from steinmatch.targets import ModelInfo, Target
 from steinmatch.targets.host import on_host
@@ -241,11 +242,7 @@ def _compiled(code: str) -> Path:
     key = hashlib.sha256(
         "\0".join([code, _BASE.read_text(), _SHIM.read_text(), version, *_FLAGS]).encode()
     ).hexdigest()[:24]
-    base = (
-        os.environ.get("STEINMATCH_CACHE")
-        or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "steinmatch"
-    )
-    cache = Path(base)
+    cache = cache_folder()
     library = cache / f"stan_{key}.so"
     if library.exists():
         _check_owner(library)
