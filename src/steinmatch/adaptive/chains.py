@@ -99,13 +99,16 @@ class Memory:
     others: tuple[str, ...] = ()  # said of other modes before the fit began anew in a better one
 
 
-def too_stiff(last: Round, tol: float) -> bool:
-    """Whether more trajectories failed than is tolerated, beyond chance.
-
-    Where a part of mass e cannot be entered, about e / 2 of the trajectories fail at its edge; at three sds from the
-    centre it would shift a mean by 3 e, which must be within tol / 3: at most tol / 18 may fail.
+def tolerated(tol: float) -> float:
+    """The share of trajectories that may fail. Where a part of mass e cannot be entered, about e / 2 fail at its edge;
+    at three sds from the centre it would shift a mean by 3 e, which must be within tol / 3.
     """
-    expected = last.trajectories * tol / 18.0
+    return tol / 18.0
+
+
+def too_stiff(last: Round, tol: float) -> bool:
+    """Whether more trajectories failed than is tolerated, beyond chance."""
+    expected = last.trajectories * tolerated(tol)
     return bool(last.trajectories * last.stiff > expected + 2.0 * np.sqrt(expected) + 1.0)
 
 
@@ -136,10 +139,22 @@ def starting_points(points: Cloud, groups: int, seed: int) -> np.ndarray:
 
 def usual(chains: Chains, name: str) -> np.ndarray:
     """A statistic of each transition by trajectories with steps of the usual length."""
+    values, factors = _statistic(chains, name)
+    return values[factors == 1.0]
+
+
+def cautious_fail(chains: Chains) -> bool:
+    """Whether steps were too long even for cautious trajectories; they keep entering what the usual ones cannot."""
+    values, factors = _statistic(chains, "stiff")
+    gentle = values[(factors > 0.0) & (factors < 1.0)]
+    return not gentle.size or bool(np.any(gentle > 0.0))
+
+
+def _statistic(chains: Chains, name: str) -> tuple[np.ndarray, np.ndarray]:
     values, factors = (
         np.concatenate([np.asarray(getattr(s, part)) for s in chains.stretches]) for part in (name, "factors")
     )
-    return values[factors == 1.0]
+    return values, factors
 
 
 def recorded(memory: Memory, verdict: Verdict, layout: Layout) -> Memory:

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from steinmatch.adaptive.frames import Cloud, cloud, log_weights
 from steinmatch.coordinates import AbstractFrame
 from steinmatch.targets import Evaluations
-from steinmatch.walks import ACCEPTANCE, CHUNK, FREE_FLIGHT, MOST_LEAPS, STIFF, TRAJECTORY, States, Stretch
+from steinmatch.walks import ACCEPTANCE, CHUNK, MOST_LEAPS, REACH, STIFF, TRAJECTORY, States, Stretch
 
 CYCLE = 3  # stretches: trajectories, then leaps
 _STUCK = 0.01  # acceptance at a draw that would be repeated by a hundred leaps, were it not for trajectories
@@ -82,7 +82,6 @@ def stride(
         leaps = int(np.clip(np.ceil(length / (max(factor, 1.0) * usual)), 1, MOST_LEAPS))
         step = factor * usual
         momentum = rng.normal(size=states.z.shape)
-        speed = np.linalg.norm(momentum, axis=1)
         energy = 0.5 * np.sum(momentum**2, axis=1) - states.log_densities
         there = Cloud(*states)
         with np.errstate(all="ignore"):
@@ -92,8 +91,7 @@ def stride(
                 momentum = momentum + 0.5 * step * there.scores
             lost = 0.5 * np.sum(momentum**2, axis=1) - there.log_densities - energy
             acceptance = np.where(np.isfinite(lost), np.exp(-np.maximum(lost, 0.0)), 0.0)
-            flown = np.linalg.norm(there.z - states.z, axis=1)
-            edge = (there.log_densities == -np.inf) & (flown <= FREE_FLIGHT * step * leaps * speed)
+            edge = (there.log_densities == -np.inf) & (np.linalg.norm(there.z, axis=1) <= REACH)
         states = _moved(states, States(*there), rng.uniform(size=len(acceptance)) < acceptance)
         rows.append(states)
         accepted = float(acceptance[~edge].mean()) if not edge.all() else 0.0

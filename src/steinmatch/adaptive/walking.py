@@ -24,6 +24,7 @@ from steinmatch.adaptive.chains import (
     Chains,
     Memory,
     Walked,
+    cautious_fail,
     doing,
     drawn,
     in_words,
@@ -31,6 +32,7 @@ from steinmatch.adaptive.chains import (
     present,
     recorded,
     starting_points,
+    tolerated,
     too_stiff,
 )
 from steinmatch.adaptive.frames import (
@@ -64,7 +66,7 @@ MOST_GRADIENTS = 2**22  # a sampler whose trajectories have a thousand leaps spe
 _ENOUGH_TO_SHOW = 4096  # draws of a fit that cannot converge
 _MOST_NUMBERS = 2 * 10**7  # n d of the draws
 _REUSABLE = 2.0  # variance of the log weights of a frame that serves another target
-_SHORTER = 4.0  # factor of steps that were too long for where they went
+_SHORTER = 1.0 / CAUTION  # factor of steps that were too long for where they went: what was cautious is usual then
 _HELPS = 0.7  # shorter steps must lower the share of failures by this factor, else it is not the steps
 _WARM = 2  # stretches before the first that counts
 _RESTARTS = 2  # in a mode with all but nothing of the mass
@@ -304,8 +306,8 @@ class Walk(AbstractStepSolver):
                 values=(*chains.values, values_at(chains.target, z, scores)),
                 transitions=chains.transitions + CHUNK,
             )
-        edge = any(np.any(stretch.edges > 0.0) for stretch in chains.stretches)
-        memory = dataclasses.replace(memory, chains=chains, plain=memory.plain or edge)
+        edges = float(np.mean(np.concatenate([stretch.edges for stretch in chains.stretches])))
+        memory = dataclasses.replace(memory, chains=chains, plain=memory.plain or edges > tolerated(self.tol))
         z, scores, _ = drawn(chains)
         layout = Layout(CHUNK * len(chains.stretches), self.groups, self.siblings)
         families = [] if memory.plain else None
@@ -344,10 +346,12 @@ class Walk(AbstractStepSolver):
         shortened = [found.stiff for found in memory.rounds if found.shortened]
         log_step = chains.log_step + np.clip(last.acceptance - ACCEPTANCE, -0.5, 0.0 if shortened else 0.2)
         if too_stiff(last, self.tol) and (not shortened or last.stiff < _HELPS * shortened[-1]):
-            # What was not entered because of long steps is missing from all draws. One trajectory in four has shorter
-            # steps from now on, and it is these that must not fail; the others stay bold, and cost less.
-            kept, log_step = 0, log_step - np.log(_SHORTER)
-            chains = dataclasses.replace(chains, boldness=_SHORTER)
+            # What was not entered because of long steps is missing from all draws, unless cautious trajectories entered
+            # it. One in four has shorter steps from now on, and it is these that must not fail; the others stay bold.
+            kept = kept if not cautious_fail(chains) else 0
+            log_step = log_step - np.log(_SHORTER)
+            past = tuple(stretch._replace(factors=_SHORTER * stretch.factors) for stretch in chains.stretches)
+            chains = dataclasses.replace(chains, boldness=_SHORTER, stretches=past)
             memory = dataclasses.replace(
                 memory, rounds=(*memory.rounds[:-1], dataclasses.replace(last, shortened=True))
             )
@@ -355,7 +359,8 @@ class Walk(AbstractStepSolver):
         leaps = chains.leaping and memory.points is not None and leaping(memory.points, Cloud(z, densities, scores))
         chains = dataclasses.replace(chains, log_step=float(log_step), leaping=leaps)
         needed = 1.1 * have * (2.0 * verdict.error.largest / self.tol) ** 2
-        wanted = 2 * have if not np.isfinite(needed) else int(np.ceil(np.clip(needed, 1.25 * have, 2.0 * have)))
+        least = 1.25 * have if kept == have else 0.5 * have
+        wanted = 2 * have if not np.isfinite(needed) else int(np.ceil(np.clip(needed, least, 2.0 * have)))
         chains = dataclasses.replace(
             chains,
             stretches=chains.stretches[have - kept :],
