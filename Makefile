@@ -27,6 +27,8 @@ bench: .venv/.bench
 	$(BIN)/python -m benchmarks.logistic
 	$(BIN)/python -m benchmarks.calibration
 	$(BIN)/python -m benchmarks.faults
+	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.workflow
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -189,7 +189,7 @@ def in_pymc(name: str, data: dict[str, Any]) -> Any:
             b = pm.Normal("b", 0.0, 2.0, shape=4)
             sigma = pm.HalfNormal("sigma", 2.0)
             nu = pm.Gamma("nu", 2.0, 0.1)
-            pm.StudentT("y", nu, data["X"] @ b, sigma, observed=data["y"])
+            pm.StudentT("y", nu=nu, mu=data["X"] @ b, sigma=sigma, observed=data["y"])
         return model
     if name == "Poisson mixed":
         with pm.Model() as model:

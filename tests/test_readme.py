@@ -28,6 +28,12 @@ data = rng.normal(1.0, 1.0, size=20)
 def numpyro_model(y):
     numpyro.sample("y", dist.Normal(numpyro.sample("a", dist.Normal(0.0, 10.0)), 1.0), obs=y)
 
+def regression(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]))
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    with numpyro.plate("row", len(X)):
+        numpyro.sample("y", dist.Normal(X @ b, tau), obs=y)
+
 def pymc_model():
     import pymc as pm
     with pm.Model() as found:
@@ -37,17 +43,24 @@ def pymc_model():
 def log_density(p):
     return -0.5 * p["mu"] ** 2 - p["tau"] - 0.5 * jnp.sum((p["theta"] - p["mu"]) ** 2)
 
+def tree_density(p):
+    return -0.5 * jnp.sum(p["w"] ** 2) - 0.5 * jnp.sum(p["b"] ** 2)
+
 shutil.copy(root / "examples/eight_schools.stan", "model.stan")
 shutil.copy(root / "examples/eight_schools.json", "data.json")
 own = {"log_density": log_density, "args": (data,), "kwargs": {}, "f": lambda x: x[0], "kernel": sm.Linear()}
 own |= {"draws": rng.normal(size=(400, 2)) * [1.0, 2.0], "particles": rng.normal(size=(20, 2)), "sm": sm}
+import arviz
+X = rng.normal(size=(30, 2))
+own |= {"jnp": jnp, "az": arviz, "X": X, "y": X[:, 0] + rng.normal(size=30), "X_new": X[:5], "y_new": X[:, 1]}
 own |= {"mcmc": {"a": own["draws"][:, 0], "b": own["draws"][:, 1]}}
 for block in Path("blocks.txt").read_text().split("\\0"):
     for statement in ast.parse(block).body:
         code = ast.unparse(statement)
         if "from_stan" in code and not with_stan:
             continue
-        own["model"] = pymc_model() if "from_pymc" in code else numpyro_model
+        own["model"] = pymc_model() if "from_pymc" in code else regression if "(model, X" in code else numpyro_model
+        own["log_density"] = tree_density if "from_pytree" in code else log_density
         own["fit_a"] = own["fit_b"] = own.get("fit")
         print(">>>", code, flush=True)
         exec(compile(ast.Module([statement], []), "README", "exec"), own)

@@ -262,6 +262,26 @@ def test_draws_of_cmdstan(stan_fit, tmp_path):
     assert own["sum_b"].shape == (1, len(stan_fit.particles))
 
 
+def test_sharpen_where_people_already_are(pymc_fit):
+    """A NumPyro MCMC by itself, and draws of PyMC with its model."""
+    mcmc = numpyro.infer.MCMC(
+        numpyro.infer.NUTS(numpyro_model), num_warmup=200, num_samples=300, progress_bar=False
+    )
+    mcmc.run(jax.random.key(0), X, y=Y)
+    mean, cov = moments()
+    unit = np.sqrt(np.diag(cov))
+    found = sm.sharpen(mcmc)
+    np.testing.assert_allclose(found.after.mean, mean, atol=0.02 * unit.max())
+    with pm.Model() as model:
+        b = pm.Normal("b", 0.0, 1.0, shape=2)
+        pm.Normal("y", X @ b, 1.0, observed=Y)
+    drawn = np.random.default_rng(2).multivariate_normal(mean, cov, size=(2, 300))
+    found = sm.sharpen(az.from_dict(posterior={"b": drawn}), model)
+    np.testing.assert_allclose(found.after.mean, mean, atol=0.02 * unit.max())
+    with pytest.raises(TypeError, match="give the target"):
+        sm.sharpen(drawn)
+
+
 def test_command_line(tmp_path):
     """The second run of a model has its compiled code; quiet means quiet."""
     (tmp_path / "model.py").write_text(

@@ -199,7 +199,7 @@ class Sharpened:
 
 
 @float64
-def sharpen(draws: Any, target: AbstractTarget, *, scores: ArrayLike | None = None) -> Sharpened:
+def sharpen(draws: Any, target: Any = None, *, scores: ArrayLike | None = None) -> Sharpened:
     """Stein weights for the draws of any sampler, with estimates and standard errors before and after.
 
     **Arguments:**
@@ -207,10 +207,10 @@ def sharpen(draws: Any, target: AbstractTarget, *, scores: ArrayLike | None = No
     - `draws`: an array of unconstrained draws, (n, d) or (chains, n, d); a dict or an ArviZ InferenceData of
       constrained values by name, with or without chains (PyMC, nutpie); a NumPyro `MCMC` that has run; or the path of a
       CSV file of CmdStan, or those of several chains.
-    - `target`: the posterior that they were drawn from.
+    - `target`: the posterior that they were drawn from: a target, or a PyMC model; a NumPyro `MCMC` knows its own.
     - `scores`: of the unconstrained draws, in their order, where they are known; else one gradient a draw is spent.
     """
-    check_target(target, "sharpen")
+    target = _target_of(draws, target)
     found: ForeignDraws = read_foreign(draws, target, "sharpen")
     x, chains = found.x, found.n_chains
     n, d = x.shape
@@ -238,6 +238,23 @@ def sharpen(draws: Any, target: AbstractTarget, *, scores: ArrayLike | None = No
         agree=after.agree,
         n_gradients=0 if scores is not None else n + -n % 64,
     )
+
+
+def _target_of(draws: Any, target: Any) -> AbstractTarget:
+    """The target as it is, of a PyMC model, or of the model that a NumPyro MCMC has run."""
+    if target is None:
+        model = getattr(getattr(draws, "sampler", None), "model", None)
+        if model is None:
+            raise TypeError("sharpen: give the target that the draws are from, sharpen(draws, target).")
+        from steinmatch.frontends import from_numpyro
+
+        return from_numpyro(model, *getattr(draws, "_args", ()), **getattr(draws, "_kwargs", {}))
+    if type(target).__module__.startswith("pymc"):
+        from steinmatch.frontends import from_pymc
+
+        return from_pymc(target)
+    check_target(target, "sharpen")
+    return target
 
 
 def _estimates(values: Values, verdict: Verdict) -> Estimates:
