@@ -1,5 +1,13 @@
 """Strict settings for all tests: float64, no silent promotion, types and shapes checked at every call."""
 
+import os
+from pathlib import Path
+
+# Compiled code is shared by the workers and by the processes that tests start: most of a test's time is compiling.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
 import hypothesis
 import jax
 from jaxtyping import install_import_hook

@@ -52,7 +52,8 @@ own = {"log_density": log_density, "args": (data,), "kwargs": {}, "f": lambda x:
 own |= {"draws": rng.normal(size=(400, 2)) * [1.0, 2.0], "particles": rng.normal(size=(20, 2)), "sm": sm}
 import arviz
 X = rng.normal(size=(30, 2))
-own |= {"jnp": jnp, "az": arviz, "X": X, "y": X[:, 0] + rng.normal(size=30), "X_new": X[:5], "y_new": X[:, 1]}
+y, y_new = X.T + rng.normal(size=(2, 30))
+own |= {"jnp": jnp, "az": arviz, "X": X, "y": y, "X_new": X[:5], "y_new": y_new}
 own |= {"mcmc": {"a": own["draws"][:, 0], "b": own["draws"][:, 1]}}
 for block in Path("blocks.txt").read_text().split("\\0"):
     for statement in ast.parse(block).body:

@@ -264,9 +264,7 @@ def test_draws_of_cmdstan(stan_fit, tmp_path):
 
 def test_sharpen_where_people_already_are(pymc_fit):
     """A NumPyro MCMC by itself, and draws of PyMC with its model."""
-    mcmc = numpyro.infer.MCMC(
-        numpyro.infer.NUTS(numpyro_model), num_warmup=200, num_samples=300, progress_bar=False
-    )
+    mcmc = numpyro.infer.MCMC(numpyro.infer.NUTS(numpyro_model), num_warmup=200, num_samples=300, progress_bar=False)
     mcmc.run(jax.random.key(0), X, y=Y)
     mean, cov = moments()
     unit = np.sqrt(np.diag(cov))

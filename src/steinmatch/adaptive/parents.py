@@ -168,6 +168,8 @@ def _outwards(
     for _ in range(_MOST_PLACES):
         place, state = path[-1]
         there = place + step
+        if not np.isfinite(there) or there == place:  # a density without end, whose scale has come to nothing
+            break
         following = _conditional(_Given(evaluate, v, there), _carried(path, there), z)
         if following is None:
             break
