@@ -125,6 +125,12 @@ CASES = {
         r"bandwidth must be a positive number, got -1.0",
     ),
     "a width whose square overflows": (lambda: sm.Annealed(width=1e300), ValueError, r"from 1e-100 to 1e\+100"),
+    "more probes than memory": (
+        lambda: sm.MatchingSet(GAUSS, sm.Linear(), np.eye(2)).probes(10**12),
+        ValueError,
+        r"1,000,000,000,000 particles .* more than a quarter",
+    ),
+    "a seed without end": (lambda: sm.Walk(seed=-1), ValueError, r"seed must be a whole"),
     "a smoothness without end": (lambda: sm.Matern(nu=1e300), ValueError, r"nu must be one of 1.5, .* 20.5"),
     "unheld kernel": (lambda: sm.RBF()(jnp.ones(2), jnp.ones(2)), TypeError, r"kernel.hold\(particles\)"),
     "unbound kernel": (

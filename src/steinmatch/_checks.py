@@ -128,8 +128,10 @@ def positive_number(value: Any, name: str, place: str) -> float:
 def known_name(value: str, known: Iterable[str], kind: str, place: str) -> str:
     """`value` if it is known; ValueError with the nearest known name otherwise."""
     names = sorted(known)
-    if value in names:
+    if isinstance(value, str) and value in names:
         return value
+    if not isinstance(value, str):
+        raise TypeError(f"{place}: {kind} must be one of {', '.join(names)}; got {value!r:.80}.")
     near = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"{place}: unknown {kind} {value!r}.{hint} Known: {', '.join(names)}.")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from steinmatch._checks import as_particles, positive_integer, whole_seed
+from steinmatch._checks import as_particles, check_size, positive_integer, whole_seed
 from steinmatch._linalg import normalised, numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.coordinates import AffineMap
@@ -127,6 +127,7 @@ class MatchingSet:
     def probes(self, n: int, seed: int = 1) -> Float[np.ndarray, "n d"]:
         """Points that are not the particles: normal draws with the particles' mean and covariance."""
         n, seed = positive_integer(n, "n", "MatchingSet.probes"), whole_seed(seed, "MatchingSet.probes")
+        check_size(n, self.target.dim, "MatchingSet.probes")
         frame = AffineMap.of_particles(jnp.asarray(self.particles), jnp.asarray(self.weights))
         normal = jax.random.normal(jax.random.key(seed), (n, self.target.dim), jnp.float64)
         return plain(frame.colour(normal))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from steinmatch._checks import positive_integer, positive_number
+from steinmatch._checks import positive_integer, positive_number, whole_seed
 from steinmatch._faults import BudgetSpent
 from steinmatch.adaptive.chains import (
     Chains,
@@ -115,7 +115,7 @@ class Walk(AbstractStepSolver):
                 f"Walk: groups={groups} and siblings={siblings}: at least 8 groups of 2 are needed for standard errors."
             )
         self.least_draws = positive_integer(least_draws, "least_draws", "Walk")
-        self.seed, self.centred, self.resume = int(seed), bool(centred), resume
+        self.seed, self.centred, self.resume = whole_seed(seed, "Walk"), bool(centred), resume
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
