@@ -26,6 +26,7 @@ from steinmatch.plots import plot_particles
 from steinmatch.stein import values_at
 from steinmatch.summary import Summary, selected, summarise
 from steinmatch.targets import AbstractTarget, SavedTarget, constrained_tree, constrained_values, in_form, variables
+from steinmatch.targets.base import MISSING
 from steinmatch.weights import Layout
 
 
@@ -124,7 +125,7 @@ class Posterior:
     def on_points(self, f: Callable[[Any], Any]) -> Callable[[Vector], Any]:
         """f, a function of one point's parameters, as a function of the unconstrained x."""
         if isinstance(self.target, SavedTarget):
-            self.target.score(jnp.zeros(0))  # says that the target is missing
+            raise ValueError(MISSING)
         constrain = self.target.constrain
         if constrain is None or not callable(f):
             return f

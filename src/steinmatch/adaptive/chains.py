@@ -18,7 +18,7 @@ from steinmatch.images import Values
 from steinmatch.plainly import placed
 from steinmatch.solvers.affine import AffineState
 from steinmatch.targets import AbstractTarget, Evaluations, SavedTarget
-from steinmatch.walks import ACCEPTANCE, States, Stretch
+from steinmatch.walks import ACCEPTANCE, CAUTION, CHUNK, States, Stretch
 from steinmatch.weights import Layout
 
 
@@ -135,6 +135,16 @@ def starting_points(points: Cloud, groups: int, seed: int) -> np.ndarray:
     weights = weights / weights.sum()
     comb = (np.arange(groups) + np.random.default_rng(seed).uniform()) / groups
     return np.minimum(np.searchsorted(np.cumsum(weights), comb), len(weights) - 1)
+
+
+def step_factors(chains: Chains) -> np.ndarray:
+    """Of the trajectories of the next stretch: one in eight is cautious or, where most are bold, one in four usual."""
+    factors = np.full(CHUNK, chains.boldness)
+    if chains.boldness > 1.0:
+        factors[0] = 1.0
+    elif chains.transitions // CHUNK % 2 == 0:
+        factors[0] = CAUTION
+    return factors
 
 
 def usual(chains: Chains, name: str) -> np.ndarray:

@@ -32,6 +32,7 @@ from steinmatch.adaptive.chains import (
     present,
     recorded,
     starting_points,
+    step_factors,
     tolerated,
     too_stiff,
 )
@@ -270,11 +271,7 @@ class Walk(AbstractStepSolver):
         rng = np.random.default_rng([self.seed % 2**32, turn])
         if chains.leaping and turn % CYCLE != 1:
             return leap(memory.evaluate, frame, chains.states, chains.log_step, rng)
-        factors = np.full(CHUNK, chains.boldness)
-        if chains.boldness > 1.0:
-            factors[0] = 1.0
-        elif turn % 2 == 0:
-            factors[0] = CAUTION
+        factors = step_factors(chains)
         leaps = np.minimum(TRAJECTORY / (np.exp(chains.log_step) * np.maximum(factors, 1.0)), MOST_LEAPS)
         if chains.wanted * leaps.mean() <= _LONG and chains.target.target.log_density is not None:
             return stride(memory.evaluate, frame, chains.states, chains.log_step, gains, factors, rng)

@@ -77,13 +77,8 @@ class _Constrained(eqx.Module):
         return dict(constrain_fn(self.model, self.args, self.kwargs, self.sites(x), return_deterministic=True))
 
 
-def _explain(model: Callable, args: tuple, kwargs: dict) -> None:
+def _check_sites(sites: dict[str, Any]) -> None:
     """ValueError for models that have no density on R^d: discrete latents, subsampled plates."""
-    try:
-        with seed(rng_seed=0):
-            sites = trace(model).get_trace(*args, **kwargs)
-    except Exception:
-        return
     discrete = [
         name
         for name, site in sites.items()
@@ -101,6 +96,15 @@ def _explain(model: Callable, args: tuple, kwargs: dict) -> None:
             f"from_numpyro: plate {thinned[0]!r} is subsampled (subsample_size), so that the density is random; "
             "subsampling is not supported: give all the data, without subsample_size."
         )
+
+
+def _sites_of(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The sites of a model that could not be initialised, if it runs at all."""
+    try:
+        with seed(rng_seed=0):
+            return trace(model).get_trace(*args, **kwargs)
+    except Exception:  # the first error is the one to be told
+        return {}
 
 
 def _is_thinned(site: dict) -> bool:
@@ -157,12 +161,12 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
             jax.random.key(0), model, model_args=args, model_kwargs=kwargs, dynamic_args=False, validate_grad=False
         )
     except Exception as error:
-        _explain(model, args, kwargs)
+        _check_sites(_sites_of(model, args, kwargs))
         raise ValueError(
             f"from_numpyro: the model failed when it was run: {type(error).__name__}: {error}. "
             "Check its data: from_numpyro(model, *args, **kwargs) calls model(*args, **kwargs)."
         ) from error
-    _explain(model, args, kwargs)
+    _check_sites(info.model_trace)
     start = {name: np.asarray(value, np.float64) for name, value in info.param_info.z.items()}
     if not start:
         raise ValueError("from_numpyro: the model has no latent sites.")
@@ -221,8 +225,8 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
                 dims[name] = [*(frame.name for frame in frames), *extra]
                 coords |= {frame.name: list(range(frame.size)) for frame in frames}
     try:
-        named = inspect.signature(given).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # a callable without a signature
+        named = _bound(given, args, kwargs, "from_numpyro")
+    except ValueError:  # a callable without a signature
         named = kwargs
     constant = {
         name: value

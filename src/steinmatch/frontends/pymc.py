@@ -92,22 +92,23 @@ def from_pymc(model: Any) -> Target:
         return arviz.from_dict(posterior=given, dims={k: v for k, v in dims.items() if k in given}, coords=coords)
 
     def predict(x: np.ndarray, values: dict[str, np.ndarray], seed: int, data: dict[str, Any]) -> dict:
-        with _data_set(model, data, "predict"):
+        with _data_set(model, {**own, **data}, "predict"):
             drawn: Any = pymc.sample_posterior_predictive(
                 posterior(values), model=model, random_seed=seed, progressbar=False, predictions=False
             )
         return {name: np.asarray(value)[0] for name, value in drawn["posterior_predictive"].items()}
 
     def prior(n: int, seed: int) -> dict[str, np.ndarray]:
-        drawn: Any = pymc.sample_prior_predictive(draws=n, model=model, random_seed=seed)
+        with _data_set(model, own, "to_arviz"):
+            drawn: Any = pymc.sample_prior_predictive(draws=n, model=model, random_seed=seed)
         groups = [drawn[name] for name in ("prior", "prior_predictive") if name in drawn.groups()]
         return {str(name): np.asarray(value)[0] for group in groups for name, value in group.items()}
 
     def renewed(args: tuple, data: dict[str, Any]) -> Target:
         if args:
             raise ValueError("update: give new data by name, as the model's pm.Data have them.")
-        _set_data(model, data, "update")
-        return from_pymc(model)
+        with _data_set(model, {**own, **data}, "update"):
+            return from_pymc(model)
 
     def unconstrain(values: dict[str, np.ndarray]) -> np.ndarray:
         from pytensor.compile.function import function
@@ -124,14 +125,16 @@ def from_pymc(model: Any) -> Target:
         return np.concatenate(free, axis=1)
 
     def log_likelihood(x: np.ndarray, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = pymc.compute_log_likelihood(
-            posterior(values), model=model, extend_inferencedata=False, progressbar=False
-        )
+        with _data_set(model, own, "to_arviz"):
+            found = pymc.compute_log_likelihood(
+                posterior(values), model=model, extend_inferencedata=False, progressbar=False
+            )
         return {str(name): np.asarray(value)[0] for name, value in found.items()}
 
     dims = {name: [str(dim) for dim in found] for name, found in model.named_vars_to_dims.items()}
     coords = {name: list(values) for name, values in model.coords.items() if values is not None}
     observed = {str(v.name): _values_of(model.rvs_to_values[v]) for v in model.observed_RVs}
-    constant = {name: np.asarray(value) for name, value in _own_data(model).items() if name not in observed}
+    own = _own_data(model)  # as they are now: `update` gives the model others for a while
+    constant = {name: np.asarray(value) for name, value in own.items() if name not in observed}
     info = ModelInfo(dims, coords, predict, unconstrain, log_likelihood, observed, constant, prior, renewed)
     return Target(log_density, dim=int(bounds[-1]), constrain=constrain, info=info)

@@ -93,6 +93,9 @@ class ModelInfo:
         return 0
 
 
+MISSING = "this fit was loaded without its target: give it, steinmatch.load(path, target=target)."
+
+
 class SavedTarget(AbstractTarget):
     """The target of a fit that was loaded from a file without its model: tables and pictures, no new densities."""
 
@@ -107,7 +110,7 @@ class SavedTarget(AbstractTarget):
     info: ModelInfo | None = eqx.field(static=True, default=None)
 
     def score(self, x: Vector) -> Vector:
-        raise ValueError("this fit was loaded without its target: give it, steinmatch.load(path, target=target).")
+        raise ValueError(MISSING)
 
 
 class Target(AbstractTarget):

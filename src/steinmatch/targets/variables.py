@@ -63,6 +63,11 @@ def constrained_values(
     return tuple(names), values
 
 
+def _shape_tree(constrain: Callable, dim: int) -> Any:
+    with jax.enable_x64(True):
+        return jax.eval_shape(constrain, jax.ShapeDtypeStruct((dim,), jnp.float64))
+
+
 def shapes_of(target: AbstractTarget) -> dict[str, tuple[int, ...]]:
     """The constrained variables' shapes, by name."""
     if isinstance(target, SavedTarget):
@@ -70,8 +75,7 @@ def shapes_of(target: AbstractTarget) -> dict[str, tuple[int, ...]]:
     if target.constrain is None:
         unnamed = target.names is None or target.names == indexed("x", (target.dim,))
         return {"x": (target.dim,)} if unnamed else {name: () for name in target.names or ()}
-    with jax.enable_x64(True):
-        tree = jax.eval_shape(target.constrain, jax.ShapeDtypeStruct((target.dim,), jnp.float64))
+    tree = _shape_tree(target.constrain, target.dim)
     return {path_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -81,8 +85,7 @@ def is_named(target: AbstractTarget) -> bool:
         return target.by_name
     if target.constrain is None:
         return False
-    with jax.enable_x64(True):
-        tree = jax.eval_shape(target.constrain, jax.ShapeDtypeStruct((target.dim,), jnp.float64))
+    tree = _shape_tree(target.constrain, target.dim)
     return isinstance(tree, Mapping) or len(jax.tree.leaves(tree)) > 1
 
 
