@@ -303,6 +303,17 @@ def test_errors_grow_where_estimates_moved_more_than_they_allow():
     assert confirmed(moved, before, 32).error.largest > 0.05
 
 
+def test_a_constant_moves_by_rounding_alone():
+    """As the first entry of a Cholesky factor of a correlation matrix does: its sd is 1e-16, and so is its move."""
+
+    def verdict(mean, sd, error):
+        parts = Error(np.array([0.0, error]), np.array([0.0, error]))
+        return Verdict(np.ones(1), 1.0, 0.0, "", parts, 0.0, True, True, (np.array([mean, 0.0]), np.array([sd, 1.0])))
+
+    now, before = verdict(1.0, 1e-16, 0.01), verdict(1.0 - 1e-13, 3e-16, 0.02)
+    assert confirmed(now, before, 32).error.largest == 0.01
+
+
 def test_a_start_without_a_finite_density_is_an_error():
     with pytest.raises(ValueError, match="not finite"):
         sm.fit(sm.Target(lambda x: jnp.log(-1.0 - jnp.sum(x**2)), dim=2))

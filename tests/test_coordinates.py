@@ -29,14 +29,29 @@ D = 3
 def _parent() -> Parent:
     rng = np.random.default_rng(1)
     grid, knots = np.linspace(-3.0, 3.0, 7), np.array([-4.0, -1.5, 0.5, 2.0, 5.0])
-    return Parent(
-        Spline.over(grid),
-        jnp.asarray(np.sinh(0.5 * grid) + 0.3 * grid),
-        Spline.over(knots),
-        jnp.asarray(rng.normal(size=(5, D - 1))),
-        jnp.asarray(0.5 * rng.normal(size=(5, D - 1))),
-        jnp.asarray(np.tril(rng.normal(size=(5, D - 1, D - 1)), -1)),
-    )
+    means, log_scales = rng.normal(size=(5, D - 1)), 0.5 * rng.normal(size=(5, D - 1))
+    units = np.eye(D - 1) + np.tril(rng.normal(size=(5, D - 1, D - 1)), -1)
+    return Parent.over((grid, np.sinh(0.5 * grid) + 0.3 * grid), knots, means, units * np.exp(log_scales)[:, None, :])
+
+
+def test_a_few_matrices_mix_to_all_shears_within_the_tolerance():
+    rng = np.random.default_rng(2)
+    knots, r = np.linspace(-2.0, 2.0, 9), 6
+    basis = np.tril(rng.normal(size=(3, r, r)), -1)
+    mixing = np.stack([np.ones(9), knots, 0.02 * knots**2], axis=1)
+    scales = np.exp(rng.normal(size=(1, r)) + 0.3 * knots[:, None])
+    units = np.eye(r) + np.tensordot(mixing, basis, 1)
+    means, grid = np.zeros((9, r)), np.linspace(-3.0, 3.0, 7)
+    whole = Parent.over((grid, grid), knots, means, units * scales[:, None, :])
+    assert whole.shears.shape[0] == 9
+    found = np.tensordot(np.asarray(whole.mixing), np.asarray(whole.shears), 1)
+    np.testing.assert_allclose(found, units - np.eye(r), atol=1e-12)
+    for tolerance in (1e-8, 1e-2, 1.0):
+        few = Parent.over((grid, grid), knots, means, units * scales[:, None, :], tolerance)
+        assert few.shears.shape[0] <= 3
+        off = np.tensordot(np.asarray(few.mixing), np.asarray(few.shears), 1) - (units - np.eye(r))
+        ratio = np.exp(np.mean(np.log(scales), axis=0))
+        assert np.max(0.5 * np.sum((off * ratio / ratio[:, None]) ** 2, axis=(1, 2))) <= tolerance
 
 
 ROOT = np.array([[1.0, 0.0, 0.0], [0.4, 2.0, 0.0], [-0.3, 0.2, 0.5]])
@@ -110,6 +125,7 @@ def test_the_bounds_gradient_is_a_mean_stein_image(z):
             parent.given,
             parent.means + theta[0],
             parent.log_scales + theta[1],
+            parent.mixing,
             parent.shears,
         )
 

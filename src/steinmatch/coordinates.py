@@ -111,21 +111,41 @@ class Parent(AbstractFrame):
     given: Spline
     means: Float[Array, "k r"]
     log_scales: Float[Array, "k r"]
-    shears: Float[Array, "k r r"]  # strictly lower triangular parts of U
+    mixing: Float[Array, "k s"]
+    shears: Float[Array, "s r r"]  # strictly lower triangular; mixed, those of U at the knots
 
-    def _rest(self, x: Scalar) -> tuple[Float[Array, " r"], Float[Array, " r"], Float[Array, "r r"]]:
+    @staticmethod
+    def over(
+        quantiles: tuple[Float[np.ndarray, " q"], Float[np.ndarray, " q"]],
+        knots: Float[np.ndarray, " k"],
+        means: Float[np.ndarray, "k r"],
+        roots: Float[np.ndarray, "k r r"],
+        tolerance: float = 0.0,
+    ) -> "Parent":
+        """The frame with the given knots and values of g, and places and lower triangular roots of the others at values
+        of the parent; the shears by as few matrices as there must be for a divergence of at most `tolerance` nats.
+        """
+        scales = np.abs(np.diagonal(roots, axis1=1, axis2=2))
+        mixing, shears = _mixtures(
+            np.tril(roots / np.diagonal(roots, axis1=1, axis2=2)[:, None, :], -1), scales, tolerance
+        )
+        normal, places = quantiles
+        arrays = (jnp.asarray(part) for part in (means, np.log(scales), mixing, shears))
+        return Parent(Spline.over(normal), jnp.asarray(places), Spline.over(knots), *arrays)
+
+    def _rest(self, x: Scalar) -> tuple[Float[Array, " r"], Float[Array, " r"], Float[Array, " s"]]:
         w = self.given.weights(x)
-        return w @ self.means, w @ self.log_scales, jnp.tensordot(w, self.shears, 1)
+        return w @ self.means, w @ self.log_scales, w @ self.mixing
 
     def colour(self, z: Vector) -> Vector:
         x = self.quantiles.weights(z[0]) @ self.places
-        mean, log_scale, shear = self._rest(x)
+        mean, log_scale, mixture = self._rest(x)
         scaled = jnp.exp(log_scale) * z[1:]
-        return jnp.concatenate([x[None], mean + scaled + shear @ scaled])
+        return jnp.concatenate([x[None], mean + scaled + mixture @ (self.shears @ scaled)])
 
     def whiten(self, x: Vector) -> Vector:
-        mean, log_scale, shear = self._rest(x[0])
-        unit = jnp.eye(shear.shape[0]) + shear
+        mean, log_scale, mixture = self._rest(x[0])
+        unit = jnp.eye(mean.shape[0]) + jnp.tensordot(mixture, self.shears, 1)
         rest = jax.scipy.linalg.solve_triangular(unit, x[1:] - mean, lower=True, unit_diagonal=True)
         return jnp.concatenate([self._quantile(x[0])[None], jnp.exp(-log_scale) * rest])
 
@@ -148,6 +168,21 @@ class Parent(AbstractFrame):
     def log_det(self, z: Vector) -> Scalar:
         x, slope = jax.value_and_grad(lambda t: self.quantiles.weights(t) @ self.places)(z[0])
         return jnp.log(slope) + jnp.sum(self.given.weights(x) @ self.log_scales)
+
+
+def _mixtures(
+    shears: Float[np.ndarray, "k r r"], scales: Float[np.ndarray, "k r"], tolerance: float
+) -> tuple[Float[np.ndarray, "k s"], Float[np.ndarray, "s r r"]]:
+    """Few matrices of which all k are mixtures, by a singular value decomposition in units of the scales. A row that is
+    off by e, in these units, has its mean off by that many sds: |e|^2 / 2 nats.
+    """
+    k, r, _ = shears.shape
+    unit = np.exp(np.mean(np.log(scales), axis=0))
+    left, values, right = np.linalg.svd((shears * unit / unit[:, None]).reshape(k, r * r), full_matrices=False)
+    lost = 0.5 * np.cumsum(((left * values) ** 2)[:, ::-1], axis=1).max(axis=0)[::-1]  # without this one and the rest
+    some = max(int(np.sum(lost > tolerance)), 1)
+    matrices = right[:some].reshape(some, r, r) * unit[:, None] / unit
+    return left[:, :some] * values[:some], matrices
 
 
 class Order(AbstractFrame):

@@ -52,7 +52,6 @@ def _values_at(
     jacobians: Float[Array, "n d d"],
     laplacians: Float[Array, "n d"],
     scores: Float[Array, "n d"],
-    differentiable: bool,
 ) -> tuple[Array, ...]:
     """Derivatives of v(T(z)): along column i of T', grad_z v . e_i = dv(T' e_i) and, less the part that is linear in v,
     d^2 v / dz_i^2 = d^2 v(T' e_i, T' e_i); then dv(Laplacian of T).
@@ -71,7 +70,7 @@ def _values_at(
         ahead, here, behind = (flat(x + h * e) for h in (_DIFFERENCE, 0.0, -_DIFFERENCE))
         return (ahead - behind) / (2.0 * _DIFFERENCE), (ahead - 2.0 * here + behind) / _DIFFERENCE**2
 
-    along = exact if differentiable else differences
+    along = exact if _differentiable(constrain, x.shape[1]) else differences
 
     def one(point: tuple) -> tuple:
         x, jacobian, laplacian, score = point
@@ -106,7 +105,7 @@ def values_at(
     x = placed(target.frame, filled).x
     jacobians, laplacians = derivatives(target.frame, filled)
     arrays = [jnp.asarray(part) for part in (x, jacobians, laplacians, given)]
-    found = _values_at(constrain, *arrays, _differentiable(constrain, d))
+    found = _values_at(constrain, *arrays)
     return Values(*(np.asarray(part)[:n] for part in found))
 
 

@@ -83,16 +83,14 @@ def _parent_derivatives(
     """Those of the parent's map after one whose derivative is `inner`, by default the identity's. Its second
     derivatives are those by the parent twice, and by the parent and another.
     """
-    places, means, scales, shears = (
-        np.asarray(part) for part in (frame.places, frame.means, frame.log_scales, frame.shears)
-    )
+    places, means, scales, mixing, shears = _arrays(frame)
     n, d = z.shape
     x, slope, bend = (weights @ places for weights in _weights(frame.quantiles, z[:, 0]))
     w, dw, ddw = _weights(frame.given, x)
     scale, rate = np.exp(w @ scales), dw @ scales
     scaled, change = scale * z[:, 1:], rate * scale * z[:, 1:]
     turn = (ddw @ scales) * scaled + rate * change
-    shear, dshear, ddshear = (np.tensordot(weights, shears, 1) for weights in (w, dw, ddw))
+    shear, dshear, ddshear = (np.tensordot(weights @ mixing, shears, 1) for weights in (w, dw, ddw))
 
     def times(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
         return np.einsum("nij,nj->ni", matrix, vector)
@@ -145,21 +143,26 @@ def _weights(spline: Spline, x: Float[np.ndarray, " n"]) -> list[Float[np.ndarra
     return found
 
 
+def _arrays(frame: Parent) -> tuple[np.ndarray, ...]:
+    parts = (frame.places, frame.means, frame.log_scales, frame.mixing, frame.shears)
+    return tuple(np.asarray(part) for part in parts)
+
+
 def _placed_by_parent(frame: Parent, z: Float[np.ndarray, "n d"]) -> Placed:
-    places, means, scales, shears = (
-        np.asarray(part) for part in (frame.places, frame.means, frame.log_scales, frame.shears)
-    )
+    places, means, scales, mixing, shears = _arrays(frame)
+    n, r = len(z), z.shape[1] - 1
     x, slope, bend = (weights @ places for weights in _weights(frame.quantiles, z[:, 0]))
     w, dw, _ = _weights(frame.given, x)
     scaled = np.exp(w @ scales) * z[:, 1:]
-    shear = np.tensordot(w, shears, 1)
-    rest = w @ means + scaled + np.einsum("nij,nj->ni", shear, scaled)
+    products = (scaled @ shears.reshape(-1, r).T).reshape(n, -1, r)
+    rest = w @ means + scaled + np.einsum("ns,nsr->nr", w @ mixing, products)
 
     def pull(scores: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
         own, others = scores[:, 0], scores[:, 1:]
-        through = others + np.einsum("nij,ni->nj", shear, others)
+        back = (others @ shears.transpose(1, 0, 2).reshape(r, -1)).reshape(n, -1, r)
+        through = others + np.einsum("ns,nsr->nr", w @ mixing, back)
         change = (dw @ scales) * scaled
-        sheared = np.einsum("ni,nij,nj->n", others, np.tensordot(dw, shears, 1), scaled)
+        sheared = np.sum(np.einsum("ns,nsr->nr", dw @ mixing, back) * scaled, axis=1)
         along = own + np.sum(others * (dw @ means), axis=1) + np.sum(through * change, axis=1) + sheared
         first = slope * (along + np.sum(dw @ scales, axis=1)) + bend / slope
         return np.concatenate([first[:, None], np.exp(w @ scales) * through], axis=1)
@@ -180,7 +183,7 @@ def _unplaced_by_parent(frame: Parent, x: Float[np.ndarray, "n d"]) -> Float[np.
         first = first - (value - x[:, 0]) / slope
     w, _, _ = _weights(frame.given, x[:, 0])
     centred = x[:, 1:] - w @ np.asarray(frame.means)
-    shear, rest = np.tensordot(w, np.asarray(frame.shears), 1), centred.copy()
+    shear, rest = np.tensordot(w @ np.asarray(frame.mixing), np.asarray(frame.shears), 1), centred.copy()
     for i in range(1, rest.shape[1]):  # unit lower triangular; points beyond all measure may overflow, and then say so
         rest[:, i] -= np.einsum("nj,nj->n", shear[:, i, :i], rest[:, :i])
     return np.concatenate([first[:, None], np.exp(-w @ np.asarray(frame.log_scales)) * rest], axis=1)

@@ -20,13 +20,13 @@ import scipy.special
 from jaxtyping import Float
 
 from steinmatch.adaptive.frames import FRESH, Cloud, Seen, batched, cloud, log_weights, normal_points
-from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Parent, Spline
+from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Parent
 from steinmatch.solvers.affine import AffineState, Evaluate, bound_error, first_bound, raise_bound, usable
 from steinmatch.targets import Evaluations
 
 _BOTH = 15  # dimensions up to which the second likely parent is tried as well
 _FURTHER = 2  # parents besides the first
-_WORTH = 0.004  # nats a dimension that a further parent must promise: it costs about 50 gradients a dimension
+_WORTH, _SHARE = 0.05, 0.2  # nats that a further parent must promise, and of all that the frame lacks
 _GOOD = 0.05  # variance of log weights, about twice the divergence from the frame's normal in nats
 _NOISE = 3.0
 _MOST_PLACES = 12  # of a parent, to each side
@@ -55,7 +55,7 @@ def with_parents(evaluate: Evaluations, affine: AffineMap, seed: int) -> tuple[A
         return frame, points
     whole = AffineMap(jnp.zeros(d), jnp.eye(d))
     for _ in range(_FURTHER):
-        likely = likely_parents(whole, points, least=_WORTH * d)
+        likely = likely_parents(whole, points, least=max(_WORTH, 0.5 * _SHARE * _varying(points)))
         richer = fit_parent(Seen(evaluate, frame), whole, likely[0], seed + 2) if likely else None
         composed = None if richer is None else Composed((frame, richer))
         there = None if composed is None else cloud(evaluate, composed, z)
@@ -103,13 +103,18 @@ def likely_parents(frame: AffineMap, points: Cloud, least: float = 0.0) -> list[
     promise more than most coordinates do, which is noise, and more than `least`.
     """
     d = points.z.shape[1]
-    logs = log_weights(points)
-    logs = np.sort(logs[np.isfinite(logs)])
-    if d < 2 or (len(logs) and float(np.var(logs[len(logs) // 16 :])) < _GOOD):
+    if d < 2 or _varying(points) < _GOOD:
         return []
     gains = promised_gains(frame, points)
     least = max(least, _NOISE * float(np.median(gains)) * (d > 4), 0.3 * float(gains.max()))
     return [int(v) for v in np.argsort(-gains) if gains[v] > least][:2]
+
+
+def _varying(points: Cloud) -> float:
+    """The variance of the log weights, but for the few lowest, which a bad tail has; inf for a score alone."""
+    logs = log_weights(points)
+    logs = np.sort(logs[np.isfinite(logs)])
+    return float(np.var(logs[len(logs) // 16 :])) if len(logs) else np.inf
 
 
 class _Given:
@@ -145,16 +150,8 @@ def fit_parent(evaluate: Evaluate, frame: AffineMap, v: int, seed: int) -> Abstr
     knots = np.array([place for place, _ in known])
     means = np.stack([np.asarray(state.frame.shift) for _, state in known])
     roots = np.stack([np.asarray(state.frame.root) for _, state in known])
-    scales = np.diagonal(roots, axis1=1, axis2=2)
     quantiles = _quantiles(knots, np.array([state.bound.value for _, state in known]), centre[0], lower[0, 0])
-    parent = Parent(
-        Spline.over(_NORMAL_GRID),
-        jnp.asarray(quantiles),
-        Spline.over(knots),
-        jnp.asarray(means),
-        jnp.asarray(np.log(np.abs(scales))),
-        jnp.asarray(np.tril(roots / scales[:, None, :], -1)),
-    )
+    parent = Parent.over((_NORMAL_GRID, quantiles), knots, means, roots, 0.1 * _GIVEN_ERROR)
     return Composed((Order(jnp.asarray(order)), parent))
 
 

@@ -127,6 +127,7 @@ def confirmed(verdict: Verdict, before: Verdict | None, groups: int) -> Verdict:
     unit = _positive(sd)
     moved = np.concatenate([np.abs(mean - old_mean) / unit, np.abs(old_sd / unit - 1.0) * (sd > 0.0)])
     error, old = (np.concatenate(found.error) for found in (verdict, before))
+    moved = np.where(error > 0.0, moved, 0.0)  # a constant moves by rounding alone
     allowed = np.sqrt(np.maximum(old**2 - error**2, 0.25 * old**2))
     ratio = float(np.max(moved / np.maximum(allowed, _ROUNDING), initial=0.0)) / _quantile(len(moved), groups)
     if not ratio > 1.0:
