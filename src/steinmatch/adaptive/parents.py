@@ -32,6 +32,7 @@ _NOISE = 3.0
 _MOST_PLACES = 12  # of a parent, to each side
 _NEGLIGIBLE = 12.0  # nats below the top of its marginal density: 5 sds of a normal
 _MOST_BETWEEN, _MISS = 10, 0.05  # further places between, and by how many nats the marginal may be off
+_NEAREST = 0.25  # sds between places: what affine phases leave open, over less than that, is a frame that wiggles
 _SMALL_DROP, _LARGE_DROP = 1.0, 3.5  # of the log marginal between two places: then the next is further, or nearer
 _GIVEN_SWEEPS, _GIVEN_ERROR, _GIVEN_GAIN = 20, 0.02, 0.01
 _NORMAL_GRID = np.linspace(-5.0, 5.0, 41)
@@ -189,7 +190,8 @@ def _refined(
     evaluate: Evaluate, v: int, known: list[tuple[float, AffineState]], z: Float[np.ndarray, "k r"]
 ) -> list[tuple[float, AffineState]]:
     """Further values of the parent where its marginal density, between those that are known, is not: a cubic spline
-    through all but one of them misses that one, by so many nats times the root of the density there.
+    through all but one of them misses that one, by so many nats times the root of the density there. Not between
+    places that are near to each other already.
     """
     for _ in range(_MOST_BETWEEN):
         places, logs = np.array([place for place, _ in known]), np.array([state.bound.value for _, state in known])
@@ -199,10 +201,13 @@ def _refined(
         for k in range(1, len(places) - 1):
             spline = scipy.interpolate.CubicSpline(np.delete(places, k), np.delete(logs, k), bc_type="natural")
             misses[k] = abs(float(spline(places[k])) - logs[k]) * np.exp(0.5 * (logs[k] - logs.max()))
+        gaps = np.diff(places)
+        wider = np.concatenate([[0.0], np.maximum(gaps[:-1], gaps[1:]), [0.0]])  # of the two beside a place
+        misses = np.where(wider > 2.0 * _NEAREST * _extent(places, logs), misses, 0.0)
         k = int(np.argmax(misses))
         if misses[k] < _MISS:
             break
-        left = k - 1 if places[k] - places[k - 1] > places[k + 1] - places[k] else k
+        left = k - 1 if gaps[k - 1] > gaps[k] else k
         there = 0.5 * (places[left] + places[left + 1])
         nearest = known[left if logs[left] > logs[left + 1] else left + 1][1].frame
         following = _conditional(_Given(evaluate, v, there), nearest, z)
@@ -210,6 +215,13 @@ def _refined(
             break
         known = [*known[: left + 1], (there, following), *known[left + 1 :]]
     return known
+
+
+def _extent(places: Float[np.ndarray, " k"], logs: Float[np.ndarray, " k"]) -> float:
+    """The sd of the parent: half the half-width at two nats below the top."""
+    grid = np.linspace(places[0], places[-1], 401)
+    inside = grid[np.interp(grid, places, logs) >= logs.max() - 2.0]
+    return 0.25 * float(inside[-1] - inside[0])
 
 
 def _carried(path: list[tuple[float, AffineState]], there: float) -> AffineMap:
