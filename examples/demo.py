@@ -28,6 +28,7 @@ def main() -> None:
     print(
         f"""
 Where to look next:
+  {out / "eight_schools" / "report.html"}     the report page: open it in a browser
   {out / "eight_schools" / "particles.png"}   the particles in pairs
   {out / "eight_schools" / "fit.nc"}          the same for ArviZ: az.from_netcdf, or steinmatch.load
   {out / "reproduce" / "index.html"}          the paper's Figure 1 and its claims, checked

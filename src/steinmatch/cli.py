@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -62,6 +64,11 @@ def _json(value: Any) -> str:
     return json.dumps(finite(value))
 
 
+def _call() -> str:
+    """The command as it was given."""
+    return shlex.join(["steinmatch", *sys.argv[1:]])
+
+
 def _fail(message: str) -> NoReturn:
     Console(stderr=True).print(escape(message))
     raise typer.Exit(2)
@@ -74,7 +81,9 @@ def fit(
         typer.Argument(metavar="FILE[:NAME]", help="Python with a target, a NumPyro or PyMC model; or a .stan file."),
     ],
     data: Annotated[Path | None, typer.Option(help="JSON file of data, for Stan and NumPyro models.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for fit.nc, summary.csv and particles.png.")] = Path("out/fit"),
+    out: Annotated[Path, typer.Option(help="Folder for report.html, fit.nc, summary.csv and particles.png.")] = Path(
+        "out/fit"
+    ),
     tol: Annotated[float, typer.Option(help="Accuracy of means and sds, in posterior sds.")] = 0.02,
     particles: Annotated[int | None, typer.Option(min=1, help="Number of particles; automatic by default.")] = None,
     kernel: Annotated[
@@ -120,6 +129,7 @@ def fit(
         result.save(out / "fit.nc")
         summary.write_csv(out / "summary.csv")
         result.plot(out / "particles.png")
+        result.report(out / "report.html", title=Path(model.split(":")[0]).stem, call=_call())
         if csv:
             result.write_csv(out / "draws.csv")
     except (OSError, ValueError) as error:
@@ -142,7 +152,7 @@ def fit(
         console = Console()
         console.print(summary)
         console.print(result.certificate)
-        written = ("fit.nc", "summary.csv", "particles.png", *(("draws.csv",) if csv else ()))
+        written = ("report.html", "fit.nc", "summary.csv", "particles.png", *(("draws.csv",) if csv else ()))
         files = ", ".join(str(out / name) for name in written)
         console.print("" if unwritten else f"Written: {escape(files)}")
     if unwritten:
@@ -189,6 +199,7 @@ def sharpen(
     target: Annotated[str, typer.Option(metavar="FILE[:NAME]", help="The model, as for fit.")],
     data: Annotated[Path | None, typer.Option(help="JSON file of data, for Stan and NumPyro models.")] = None,
     out: Annotated[Path | None, typer.Option(help="NetCDF file for the draws with their weights.")] = None,
+    report: Annotated[Path | None, typer.Option(help="HTML page: before and after, in a table and pictures.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Stein weights for the draws of any other sampler: means and sds with standard errors, before and after.
@@ -201,8 +212,9 @@ def sharpen(
     from steinmatch.storage import write
 
     try:
-        if out is not None:
-            check_folder(out.parent)
+        for path in (out, report):
+            if path is not None:
+                check_folder(path.parent)
         model = read_target(target, data)
         found = sharpen_draws(read_named_draws(draws, model), model)
     except (BadFile, ValueError, TypeError) as error:
@@ -210,14 +222,16 @@ def sharpen(
     try:
         if out is not None:
             write(found.groups(), out)
+        if report is not None:
+            found.report(report, call=_call())
     except (OSError, ValueError) as error:
-        _fail(f"Not written to {out}: {error}")
+        _fail(f"Not written to {out or report}: {error}")
     if as_json:
         print(_json(found.as_dict()))
     else:
         Console().print(found)
-        if out is not None:
-            Console().print(f"Written: {escape(str(out))}")
+        if out is not None or report is not None:
+            Console().print("Written: " + escape(", ".join(str(path) for path in (out, report) if path is not None)))
 
 
 @app.command()

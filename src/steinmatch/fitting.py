@@ -32,10 +32,12 @@ from steinmatch.coordinates import AffineMap, PulledBack
 from steinmatch.features import Linear
 from steinmatch.kernels import RBF, AbstractKernel, Whitened
 from steinmatch.matching import MatchingSet
+from steinmatch.pages.report import write_report
 from steinmatch.plainly import unplaced
 from steinmatch.posterior import Posterior
 from steinmatch.progress import progress_bar
 from steinmatch.query import Query, answer, query_features
+from steinmatch.reporting import of_fit
 from steinmatch.sharpening import stein_weights
 from steinmatch.solvers import (
     AbstractSolver,
@@ -70,6 +72,7 @@ class Fit(Posterior):
     frame: AffineMap | None  # x = mu + L z of the affine phase, where there was one
     rounds: tuple[Round, ...] = ()  # of the automatic fit
     walked: Walked | None = dataclasses.field(default=None, repr=False)  # what the automatic fit can go on from
+    tol: float | None = None  # that was asked for
 
     @functools.cached_property
     def certificate(self) -> Certificate:
@@ -196,6 +199,10 @@ class Fit(Posterior):
     def save(self, path: str | Path) -> None:
         """A NetCDF file that `steinmatch.load` and ArviZ read; written whole or not at all."""
         write(saved_groups(self), path)
+
+    def report(self, path: str | Path, *, title: str = "Posterior", call: str = "") -> None:
+        """One HTML page that needs nothing beside it; `call` is shown there as what made the fit."""
+        write_report(of_fit(self, title, call), path)
 
     def _verdict(self) -> str:
         state = "converged" if self.converged else "NOT converged"
@@ -375,6 +382,7 @@ def _automatic(
         rounds=() if walked is None else walked.rounds,
         walked=walked,
         modes=_modes(walked),
+        tol=solver.tol,
     )
 
 

@@ -81,6 +81,7 @@ def load(path: str | Path, target: AbstractTarget | None = None, kernel: Abstrac
         walked=walked,
         layout=Layout(*attributes["layout"]) if attributes["layout"] else None,
         modes=modes,
+        tol=attributes.get("tol"),
     )
     if attributes.get("log_evidence"):
         vars(fit)["log_evidence"] = Evidence(*attributes["log_evidence"])

@@ -28,11 +28,14 @@ def plot_particles(
     """A matrix of scatter plots with smoothed marginals on the diagonal, of `parameters` or of the five that matter:
     scalars before short vectors, and these before long ones, since they are the scales and top levels of a model.
     """
-    chosen = selected(names, parameters, None, "plot") if parameters else _foremost(names, values)
+    chosen = selected(names, parameters, None, "plot") if parameters else foremost(names, values)
     if len(chosen) > _MOST_AXES:
         raise ValueError(f"plot: {len(chosen)} parameters are more than a picture can show, {_MOST_AXES}; choose some.")
     columns = [(names[i], values[:, i]) for i in chosen]
-    shown = _shown(np.asarray(weights))
+    weights = np.asarray(weights)
+    n = len(weights)
+    whole = n <= _MOST_POINTS and np.ptp(weights) == 0.0
+    shown = np.arange(n) if whole else drawn_by_weight(weights, _MOST_POINTS)
     k = len(columns)
     from matplotlib.figure import Figure  # imported when used
 
@@ -68,7 +71,7 @@ def plot_particles(
     return figure
 
 
-def _foremost(names: tuple[str, ...], values: Float[np.ndarray, "n k"]) -> list[int]:
+def foremost(names: tuple[str, ...], values: Float[np.ndarray, "n k"]) -> list[int]:
     """The first five parameters, by the size of the variables that they are of; constants last."""
     sizes = collections.Counter(name.split("[")[0] for name in names)
     constant = np.ptp(values, axis=0) == 0.0
@@ -76,12 +79,10 @@ def _foremost(names: tuple[str, ...], values: Float[np.ndarray, "n k"]) -> list[
     return order[:_MOST_PARAMETERS]
 
 
-def _shown(weights: Float[np.ndarray, " n"]) -> np.ndarray:
-    """Which particles are drawn: all, or so many of the weighted ones that a picture shows their density."""
+def drawn_by_weight(weights: Float[np.ndarray, " n"], most: int) -> np.ndarray:
+    """So many of weighted particles that a picture of them shows their density."""
     n = len(weights)
-    if n <= _MOST_POINTS and np.ptp(weights) == 0.0:
-        return np.arange(n)
-    comb = (np.arange(min(n, _MOST_POINTS)) + 0.5) / min(n, _MOST_POINTS)
+    comb = (np.arange(min(n, most)) + 0.5) / min(n, most)
     return np.minimum(np.searchsorted(np.cumsum(weights) / np.sum(weights), comb), n - 1)
 
 

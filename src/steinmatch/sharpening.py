@@ -7,6 +7,7 @@ smaller.
 
 import dataclasses
 import io
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,7 +26,9 @@ from steinmatch.foreign import ForeignDraws, read_foreign
 from steinmatch.images import FAMILIES, Values, all_images, values_at
 from steinmatch.inferencedata import as_inference_data, groups_of
 from steinmatch.kernels import AbstractKernel
+from steinmatch.pages.report import write_report
 from steinmatch.plainly import placed, unplaced
+from steinmatch.reporting import of_sharpened
 from steinmatch.stein import features_at
 from steinmatch.targets import AbstractTarget, Evaluations, check_target, constrained_values
 from steinmatch.weights import Layout, nearest_weights
@@ -149,6 +152,10 @@ class Sharpened:
         each = Layout(len(self.draws) // self.n_chains, self.n_chains, 1)
         order = np.swapaxes(np.arange(len(self.draws)).reshape(self.n_chains, -1), 0, 1).ravel()
         return groups_of(self.target, self.draws[order], np.asarray(self.weights)[order], each)
+
+    def report(self, path: str | Path, *, title: str = "Sharpened draws", call: str = "") -> None:
+        """One HTML page that needs nothing beside it: means and sds before and after."""
+        write_report(of_sharpened(self, title, call), path)
 
     def as_dict(self) -> dict:
         """Plain numbers."""

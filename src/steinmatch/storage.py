@@ -24,7 +24,7 @@ from steinmatch.weights import Layout
 
 FORMAT = 4
 _SAVED = (
-    "converged", "reason", "residual", "n_steps", "n_gradients", "n_hvps", "n_nonfinite", "seconds", "seed",
+    "converged", "reason", "residual", "n_steps", "n_gradients", "n_hvps", "n_nonfinite", "seconds", "seed", "tol",
 )  # fmt: skip
 _FOREIGN = "a file that steinmatch saved"
 

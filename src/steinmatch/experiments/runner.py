@@ -76,6 +76,10 @@ def run_experiments(
         return _run(experiments, Path(out), trials, seed, quick, solver, annealed, jobs, progress)
 
 
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" + ("" if n == 1 else "s")
+
+
 def _run(
     experiments: Sequence[Experiment],
     out: Path,
@@ -132,10 +136,10 @@ def _run(
     solve_seconds = sum(float(row.get("seconds") or 0.0) for found in rows.values() for row in found)
     heading = "Claims of the paper" + (", quick run" if settings.quick else "")
     note = (
-        f"\n{settings.trials} trials, seed {settings.seed}; descent: AdaGrad, rate {DESCENT_RATE}, {DESCENT_STEPS} "
+        f"\n{_counted(settings.trials, 'trial')}, seed {settings.seed}; descent: AdaGrad, rate {DESCENT_RATE}, {DESCENT_STEPS} "
         f"steps; our solver: at most {NEWTON_STEPS} steps of {INNER_STEPS} inner iterations, down to a scaled "
-        f"residual of {EXACT:g} ({ROUGH:g} on RBMs and mixtures). {solve_seconds / 60.0:.0f} minutes of solving, "
-        f"{(time.monotonic() - started) / 60.0:.0f} minutes in this run.\n"
+        f"residual of {EXACT:g} ({ROUGH:g} on RBMs and mixtures). {_counted(round(solve_seconds / 60.0), 'minute')} of solving, "
+        f"{_counted(round((time.monotonic() - started) / 60.0), 'minute')} in this run.\n"
     )
     # The pages show all experiments that the folder holds, not only those of this run.
     titles, everything = {}, []
