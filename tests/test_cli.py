@@ -39,7 +39,13 @@ def test_fit_writes_and_prints(folder):
     assert found["converged"]
     assert found["parameters"]["b"]["mean"] == pytest.approx(1.0, abs=0.02)
     assert found["parameters"]["b"]["sd"] == pytest.approx(2.0, abs=0.04)
-    assert {path.name for path in (folder / "out").iterdir()} == {"fit.nc", "summary.csv", "particles.png"}
+    assert {path.name for path in (folder / "out").iterdir()} == {
+        "fit.nc",
+        "particles.png",
+        "report.html",
+        "summary.csv",
+    }
+    assert "steinmatch fit" in (folder / "out" / "report.html").read_text()
     header, first, *_ = (folder / "out" / "summary.csv").read_text().splitlines()
     assert header == "parameter,mean,sd,5%,50%,95%,error,sd_error" and first.startswith('"a",')
 

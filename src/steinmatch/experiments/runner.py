@@ -135,11 +135,11 @@ def _run(
         claims += found
     solve_seconds = sum(float(row.get("seconds") or 0.0) for found in rows.values() for row in found)
     heading = "Claims of the paper" + (", quick run" if settings.quick else "")
+    solving, running = (_counted(round(s / 60.0), "minute") for s in (solve_seconds, time.monotonic() - started))
     note = (
-        f"\n{_counted(settings.trials, 'trial')}, seed {settings.seed}; descent: AdaGrad, rate {DESCENT_RATE}, {DESCENT_STEPS} "
-        f"steps; our solver: at most {NEWTON_STEPS} steps of {INNER_STEPS} inner iterations, down to a scaled "
-        f"residual of {EXACT:g} ({ROUGH:g} on RBMs and mixtures). {_counted(round(solve_seconds / 60.0), 'minute')} of solving, "
-        f"{_counted(round((time.monotonic() - started) / 60.0), 'minute')} in this run.\n"
+        f"\n{_counted(settings.trials, 'trial')}, seed {settings.seed}; descent: AdaGrad, rate {DESCENT_RATE}, "
+        f"{DESCENT_STEPS} steps; our solver: at most {NEWTON_STEPS} steps of {INNER_STEPS} inner iterations, down to a "
+        f"scaled residual of {EXACT:g} ({ROUGH:g} on RBMs and mixtures). {solving} of solving, {running} in this run.\n"
     )
     # The pages show all experiments that the folder holds, not only those of this run.
     titles, everything = {}, []
