@@ -9,8 +9,9 @@ import scipy.stats
 import steinmatch as sm
 from steinmatch.adaptive.frames import cloud, normal_points
 from steinmatch.adaptive.parents import _NORMAL_GRID, _quantiles, fit_parent, likely_parents
-from steinmatch.adaptive.verdict import Error, Verdict, _cautious, confirmed
+from steinmatch.adaptive.verdict import Error, Verdict, _accepted, _cautious, _Estimate, confirmed
 from steinmatch.coordinates import AffineMap
+from steinmatch.images import FAMILIES
 from steinmatch.solvers.base import Budget, Problem
 from steinmatch.targets import Evaluations
 from steinmatch.weights import Layout
@@ -301,6 +302,20 @@ def test_errors_grow_where_estimates_moved_more_than_they_allow():
     before, steady, moved = verdict(0.0, 0.02), verdict(0.02, 0.01), verdict(1.0, 0.01)
     assert confirmed(steady, before, 32).error.largest == 0.01
     assert confirmed(moved, before, 32).error.largest > 0.05
+
+
+@pytest.mark.parametrize(("shift", "families"), [(0.0, 3), (4.0, 2)])
+def test_growing_control_variates_without_a_mean_of_zero_are_done_without(shift, families):
+    """An estimate that is better by its error, but whose further control variates are four standard errors from zero."""
+    rng, layout = np.random.default_rng(0), Layout(64, 32, 2)
+    first, further = (part - part.mean(axis=0) for part in rng.normal(size=(2, layout.n, 2)))
+    unit = (np.zeros(1), np.ones(1))
+    controls = (0.0 * first, first, first + further + shift / np.sqrt(layout.n))
+    estimates = [
+        _Estimate(family, control, unit, np.full(2, error))
+        for family, control, error in zip((None, FAMILIES[1], FAMILIES[2]), controls, (0.1, 0.05, 0.01), strict=True)
+    ]
+    assert len(_accepted(estimates, layout)) == families
 
 
 def test_a_constant_moves_by_rounding_alone():

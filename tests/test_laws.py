@@ -1,5 +1,6 @@
 """Every kernel of the registry faces the same laws."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,10 +22,15 @@ def relative(a, b):
     return np.max(np.abs(np.asarray(a) - np.asarray(b))) / np.max(np.abs(np.asarray(b)))
 
 
+@eqx.filter_jit
+def _gram(kernel, x):
+    return jax.vmap(lambda a: jax.vmap(lambda b: kernel(a, b))(x))(x)
+
+
 @every_kernel
 def test_value_is_the_textbook_formula(name):
     kernel, reference = held(name), numpy_kernel(name)
-    got = jax.vmap(lambda x: jax.vmap(lambda y: kernel(x, y))(jnp.asarray(PARTICLES)))(jnp.asarray(PARTICLES))
+    got = _gram(kernel, jnp.asarray(PARTICLES))
     want = [[np.real(reference(x.astype(complex), y.astype(complex))) for y in PARTICLES] for x in PARTICLES]
     assert relative(got, want) < 1e-13
 
@@ -32,7 +38,7 @@ def test_value_is_the_textbook_formula(name):
 @every_kernel
 def test_symmetric_and_positive_semidefinite(name):
     kernel, x = held(name), jnp.asarray(PARTICLES)
-    gram = np.asarray(jax.vmap(lambda a: jax.vmap(lambda b: kernel(a, b))(x))(x))
+    gram = np.asarray(_gram(kernel, x))
     assert relative(gram, gram.T) < 1e-14
     values = np.linalg.eigvalsh(gram)
     assert values[0] > -1e-13 * values[-1]
@@ -80,10 +86,10 @@ def test_velocity_does_not_lose_digits_far_from_the_origin(name):
 @every_kernel
 def test_stein_kernel_closed_form_is_autodiff(name):
     kernel, x, s = held(name), jnp.asarray(PARTICLES), jnp.asarray(SCORES)
-    autodiff = stein._autodiff_matrix(kernel, x, s, x, s)
+    autodiff = eqx.filter_jit(stein._autodiff_matrix)(kernel, x, s, x, s)
     # Matern 3/2 has no second derivative along the diagonal for autodiff to find.
     off = ~np.eye(N, dtype=bool) if name == "matern 3/2" else np.ones((N, N), bool)
-    closed = stein.stein_kernel_matrix(kernel, x, s, x, s)
+    closed = eqx.filter_jit(stein.stein_kernel_matrix)(kernel, x, s, x, s)
     assert relative(np.asarray(closed)[off], np.asarray(autodiff)[off]) < 1e-11
     assert np.isfinite(closed).all()
 
@@ -111,11 +117,11 @@ def test_stein_identity_under_exact_samples(name):
 @pytest.mark.parametrize("name", FEATURES)
 def test_mean_gradient_and_residual_are_autodiff(name):
     kernel, x = held(name), jnp.asarray(PARTICLES)
-    jacobians = jax.vmap(jax.jacrev(kernel.phi))(x)
+    jacobians = jax.jit(jax.vmap(jax.jacrev(kernel.phi)))(x)
     weights = WEIGHTS / WEIGHTS.sum()
     gradient = kernel.mean_gradient(x, jnp.asarray(weights))
     assert relative(gradient, np.tensordot(weights, jacobians, 1)) < 1e-13
-    features = np.asarray(jax.vmap(kernel.phi)(x))
+    features = np.asarray(jax.jit(jax.vmap(kernel.phi))(x))
     want = np.einsum("n,nm,nd->md", weights, features, SCORES) + np.tensordot(weights, jacobians, 1)
     assert relative(sm.stein_residual(TARGET, kernel, PARTICLES, WEIGHTS), want) < 1e-13
     assert kernel.n_features(D) == features.shape[1] == len(kernel.feature_weights(D))

@@ -110,13 +110,16 @@ def test_jacobians_are_autodiff_of_the_whole(kernel):
         z = flat.reshape(9, 3)
         return equations(z, scores_in(target, frame, z)).ravel()
 
-    want = np.asarray(jax.jacrev(whole)(z.ravel()))
-    np.testing.assert_allclose(dense_jacobian(equations, z, scores, slopes), want, atol=1e-12 * np.abs(want).max())
-    _, push, pull = linearised(equations, z, scores, slopes)
+    def products(z, scores, slopes, v):
+        _, push, pull = linearised(equations, z, scores, slopes)
+        return dense_jacobian(equations, z, scores, slopes), push(v), pull(push(v))
+
+    want = np.asarray(jax.jit(jax.jacrev(whole))(z.ravel()))
     v = jax.random.normal(jax.random.key(3), z.shape, jnp.float64)
-    np.testing.assert_allclose(push(v).ravel(), want @ v.ravel(), atol=1e-12 * np.abs(want).max() * 9)
-    u = push(v)
-    np.testing.assert_allclose(pull(u).ravel(), want.T @ u.ravel(), atol=1e-11 * np.abs(want).max() * 9)
+    dense, pushed, pulled = jax.jit(products)(z, scores, slopes, v)
+    np.testing.assert_allclose(dense, want, atol=1e-12 * np.abs(want).max())
+    np.testing.assert_allclose(pushed.ravel(), want @ v.ravel(), atol=1e-12 * np.abs(want).max() * 9)
+    np.testing.assert_allclose(pulled.ravel(), want.T @ pushed.ravel(), atol=1e-11 * np.abs(want).max() * 9)
 
 
 def test_slopes_of_a_callback_are_central_differences():

@@ -9,7 +9,16 @@ import pytest
 
 import steinmatch as sm
 from steinmatch.coordinates import AffineMap, PulledBack
-from steinmatch.images import FAMILIES, OWN_DEGREE, all_images, cubic_images, linear_images, own_images, values_at
+from steinmatch.images import (
+    FAMILIES,
+    OWN_DEGREE,
+    all_images,
+    cubic_images,
+    linear_images,
+    own_images,
+    too_heavy,
+    values_at,
+)
 from steinmatch.weights import FLOOR, CrossFit, Layout, nearest_weights, ridge_solve, spread
 
 D = 3
@@ -101,6 +110,22 @@ def test_families_are_nested_and_count_their_columns(draws):
     for smaller, larger in itertools.pairwise(FAMILIES):
         assert np.all(smaller.columns(D, 3) <= larger.columns(D, 3)) or larger.own < smaller.own
     assert psi.shape[1] == len(FAMILIES[-1].columns(D, 3))
+
+
+def test_images_that_few_values_make_up_are_not_used():
+    """Of a log-normal value own fields of degree 3 and 4 are too heavy; of a normal one none is."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(4096, 2))
+    pulled = PulledBack(
+        sm.Target(lambda x: -0.5 * jnp.sum(x**2), dim=2, constrain=lambda x: jnp.stack([jnp.exp(2.0 * x[0]), x[1]])),
+        AffineMap(jnp.zeros(2), jnp.eye(2)),
+    )
+    values = values_at(pulled, z, -z)
+    mean, sd = values.value.mean(axis=0), values.value.std(axis=0)
+    heavy = too_heavy(all_images(FAMILIES[-1], z, -z, values, mean, sd), 2, 2)
+    own = heavy[2 : 2 + 2 * OWN_DEGREE].reshape(OWN_DEGREE, 2)
+    assert own.tolist() == [[False, False], [False, False], [True, False], [True, False]]
+    assert not heavy[:2].any() and not heavy[2 + 2 * OWN_DEGREE :].any()
 
 
 def test_weights_solve_the_equations_and_are_positive():

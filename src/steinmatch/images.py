@@ -163,14 +163,18 @@ class Family:
     cubic: bool
     own: int  # degrees of the own fields
 
+    @property
+    def grows(self) -> bool:
+        """Whether some of its images grow faster than first and second moments."""
+        return self.cubic or self.own > 2
+
     def size(self, d: int, k: int) -> int:
         return int(self.columns(d, k).sum())
 
     def columns(self, d: int, k: int) -> Bool[np.ndarray, " m"]:
         """Which images of `all_images` belong to this family."""
-        sizes = (d, *[k] * OWN_DEGREE, d * d, d * (d + 1) * (d + 2) // 6)
         chosen = (True, *(degree < self.own for degree in range(OWN_DEGREE)), self.linear, self.cubic)
-        return np.repeat(chosen, sizes)
+        return np.repeat(chosen, _sizes(d, k))
 
 
 def all_images(
@@ -200,6 +204,28 @@ FAMILIES = (
     Family("linear fields and own ones of degree 4", True, False, 4),
     Family("cubic fields and own ones of degree 4", True, True, 4),
 )
+
+
+_HEAVY = 0.25  # relative variance of a mean square, kurtosis over n, that is too large to know it by
+
+
+def too_heavy(psi: Float[np.ndarray, "n m"], d: int, k: int) -> Bool[np.ndarray, " m"]:
+    """Which images are not to be used: those that grow faster than the moments asked for, and whose few largest values
+    make up their mean square. Where large values are rare, typical averages of v^4 are below their expectation, zero,
+    by more than they tell; a control variate with v^4 in it takes that over to the mean of v^2.
+    """
+    grows = np.repeat((False, False, False, True, True, False, True), _sizes(d, k))[: psi.shape[1]]
+    squares = psi[:, grows] ** 2
+    with np.errstate(all="ignore"):
+        kurtosis = np.mean(squares**2, axis=0) / np.mean(squares, axis=0) ** 2
+    found = np.zeros(psi.shape[1], bool)
+    found[grows] = ~(kurtosis <= _HEAVY * len(psi))
+    return found
+
+
+def _sizes(d: int, k: int) -> tuple[int, ...]:
+    """How many images there are: constant, own of each degree, linear, cubic."""
+    return (d, *[k] * OWN_DEGREE, d * d, d * (d + 1) * (d + 2) // 6)
 
 
 def affordable(n: int, d: int, k: int) -> list[Family]:

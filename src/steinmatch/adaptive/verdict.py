@@ -14,12 +14,15 @@ import numpy as np
 import scipy.special
 from jaxtyping import Float
 
-from steinmatch.images import Family, Values, affordable, all_images
+from steinmatch.images import DRAWS_AN_EQUATION, Family, Values, affordable, all_images, too_heavy
 from steinmatch.weights import CrossFit, Layout, Spread, nearest_weights, spread
 
 _FALSE_ALARM = 1e-3  # probability, over all parameters, that draws without fault are called into question
+_DOUBT = 0.2  # probability that further control variates without fault are done without, which costs draws alone
 _MEMORY = 0.05  # share of a parameter's variance that chains may remember of their start
-_LEAST_ESS = 0.25  # of the weights, relative to the number of draws
+# Of the weights, relative to the number of draws: m equations among n independent draws take a variance of m / n of the
+# weights, at most one in five; twice that for draws of chains. More says that few draws carry the equations.
+_LEAST_ESS = 1.0 / (1.0 + 2.0 / DRAWS_AN_EQUATION)
 _ROUNDING = 1e-6  # sds: no smaller error is claimed, for sums in floating point over draws far from the origin
 _UNSEEN = 5.0  # largest values that are missing from an average: tails at the edge of a finite variance
 _BETTER = 0.95  # a larger family must lower the largest error by this factor
@@ -76,20 +79,23 @@ def judge(
     estimates = [_estimate(None, np.zeros_like(functions), functions, layout)]
     tried = affordable(n, d, k) if families is None else families
     psi = scale = fits = None
+    columns: dict[Family, np.ndarray] = {}
     if tried:
         psi = all_images(tried[-1], z, scores, values, mean, sd)
         scale = np.sqrt(np.mean(psi**2, axis=0))
         scale = np.where(np.isfinite(scale) & (scale > 0.0), scale, np.inf)
         psi = psi / scale
+        heavy = too_heavy(psi, d, k)
+        columns = {family: _columns(family, d, k, heavy) for family in tried}
         fits = CrossFit(functions, psi, layout.folds())
         for family in tried:
-            estimates.append(_estimate(family, fits.control(_columns(family, d, k)), functions, layout))
+            estimates.append(_estimate(family, fits.control(columns[family]), functions, layout))
     best = estimates[0]
     for estimate in estimates[1:]:
         best = estimate if estimate.error.max() < _BETTER * best.error.max() else best
-    agree = _agree(best, layout)
-    candidates = estimates[: [e is best for e in estimates].index(True) + 1] if agree else estimates[:1]
-    estimate, weights, ess, residual = _weighed(candidates, psi, d, k)
+    agree = _agree(best.control, layout, _FALSE_ALARM)
+    candidates = _accepted(estimates, layout) if agree else estimates[:1]
+    estimate, weights, ess, residual = _weighed(candidates, psi, columns)
     rest = _in_units(functions - estimate.control, estimate.unit)
     seen = spread(rest, layout)
     parts = [_cautious(rest, layout), weights @ _in_units(functions, estimate.unit) - seen.mean]
@@ -97,9 +103,9 @@ def judge(
         begun = moment_functions(start[2].value, mean, sd)
         if estimate.family is not None:
             assert fits is not None and scale is not None
-            columns = _columns(estimate.family, d, k)
-            images = (all_images(tried[-1], *start, mean, sd) / scale)[:, columns]
-            begun = begun - images @ fits.coefficients(columns)
+            own = columns[estimate.family]
+            images = (all_images(tried[-1], *start, mean, sd) / scale)[:, own]
+            begun = begun - images @ fits.coefficients(own)
         parts.append(_remembered(_in_units(begun, estimate.unit), seen))
     error = np.sqrt(sum(part**2 for part in parts) + _ROUNDING**2)
     memory, mixed = _mixed(functions, layout)
@@ -178,8 +184,9 @@ def _estimate(family: Family | None, control: np.ndarray, functions: np.ndarray,
     return _Estimate(family, control, unit, _cautious(_in_units(rest, unit), layout))
 
 
-def _columns(family: Family, d: int, k: int) -> np.ndarray:
-    return np.nonzero(family.columns(d, k))[0]
+def _columns(family: Family, d: int, k: int, heavy: np.ndarray) -> np.ndarray:
+    found = np.nonzero(family.columns(d, k))[0]
+    return found[~heavy[found]]
 
 
 def _positive(values: np.ndarray) -> np.ndarray:
@@ -187,28 +194,43 @@ def _positive(values: np.ndarray) -> np.ndarray:
 
 
 def _weighed(
-    estimates: list[_Estimate], psi: np.ndarray | None, d: int, k: int
+    estimates: list[_Estimate], psi: np.ndarray | None, columns: dict[Family, np.ndarray]
 ) -> tuple[_Estimate, Float[np.ndarray, " n"], float, float]:
     """Positive weights for the last estimate's equations, or for those of the next smaller family that has them."""
     n = len(estimates[0].control)
     for estimate in estimates[:0:-1]:
         assert estimate.family is not None and psi is not None
-        found = nearest_weights(psi[:, _columns(estimate.family, d, k)])
+        found = nearest_weights(psi[:, columns[estimate.family]])
         if found is not None and found.ess >= _LEAST_ESS * n:
             return estimate, found.weights, found.ess, found.residual
     return estimates[0], np.full(n, 1.0 / n), float(n), 0.0
 
 
-def _quantile(count: int, groups: int) -> float:
-    return float(-scipy.special.stdtrit(max(groups - 1, 1), 0.5 * _FALSE_ALARM / count))
+def _quantile(count: int, groups: int, level: float = _FALSE_ALARM) -> float:
+    return float(-scipy.special.stdtrit(max(groups - 1, 1), 0.5 * level / count))
 
 
-def _agree(estimate: _Estimate, layout: Layout) -> bool:
-    """Whether the control variates, whose mean is zero by Stein's identity, have a mean of zero over plain draws."""
-    if estimate.family is None:
-        return True
-    seen = spread(estimate.control, layout)
-    limit = _quantile(len(seen.mean), layout.groups)
+def _accepted(estimates: list[_Estimate], layout: Layout) -> list[_Estimate]:
+    """The estimates by larger and larger families, each of them better than the last. Further control variates that
+    grow faster than the moments asked for must have a mean of zero as far as can be seen: where rare values are missing
+    they have not, and would take that over to the moments.
+    """
+    found = estimates[:1]
+    for estimate in estimates[1:]:
+        assert estimate.family is not None
+        level = _DOUBT if estimate.family.grows else _FALSE_ALARM
+        better = estimate.error.max() < _BETTER * found[-1].error.max()
+        if better and _agree(estimate.control - found[-1].control, layout, level):
+            found.append(estimate)
+    return found
+
+
+def _agree(control: Float[np.ndarray, "n f"], layout: Layout, level: float) -> bool:
+    """Whether control variates, whose mean is zero by Stein's identity, have a mean of zero over plain draws, but for
+    what happens by chance with a probability of `level`.
+    """
+    seen = spread(control, layout)
+    limit = _quantile(len(seen.mean), layout.groups, level)
     return bool(np.all(np.abs(seen.mean) <= limit * seen.error + 1e-12))
 
 
