@@ -306,7 +306,7 @@ def test_errors_grow_where_estimates_moved_more_than_they_allow():
 
 @pytest.mark.parametrize(("shift", "families"), [(0.0, 3), (4.0, 2)])
 def test_growing_control_variates_without_a_mean_of_zero_are_done_without(shift, families):
-    """An estimate that is better by its error, but whose further control variates are four standard errors from zero."""
+    """As those of an estimate that is better by its error, but four standard errors from zero."""
     rng, layout = np.random.default_rng(0), Layout(64, 32, 2)
     first, further = (part - part.mean(axis=0) for part in rng.normal(size=(2, layout.n, 2)))
     unit = (np.zeros(1), np.ones(1))
