@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import gammaln
+from scipy.stats import multivariate_normal
 
 import steinmatch as sm
 from steinmatch.adaptive.evidence import Evidence, bridge, in_all
@@ -78,6 +79,16 @@ def test_modes_of_a_score_alone_are_not_weighed():
 
 
 VARIANCES = np.arange(1.0, 51.0)
+DESIGN, RESPONSE = (np.random.default_rng(3).normal(size=shape) for shape in ((30, 20), 30))
+
+
+def regression(b):
+    """Normal noise and prior, with their constants."""
+    squares = jnp.sum((RESPONSE - DESIGN @ b) ** 2) + jnp.sum(b**2)
+    return -0.5 * squares - 0.5 * (30 + 20) * np.log(2.0 * np.pi)
+
+
+MARGINAL = multivariate_normal(cov=np.eye(30) + DESIGN @ DESIGN.T)
 EVIDENCES = {
     "normal": (lambda x: -0.5 * jnp.sum((x - 3.0) ** 2 / VARIANCES), 50, 0.5 * np.sum(np.log(2.0 * np.pi * VARIANCES))),
     "t8": (
@@ -85,6 +96,7 @@ EVIDENCES = {
         5,
         5 * (gammaln(4.0) - gammaln(4.5) + 0.5 * np.log(8.0 * np.pi)),
     ),
+    "conjugate regression": (regression, 20, MARGINAL.logpdf(RESPONSE)),
     "log-gamma": (lambda x: jnp.sum(3.0 * x - jnp.exp(x)), 4, 4 * np.log(2.0)),
 }
 
