@@ -5,12 +5,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from steinmatch._types import float64
 from steinmatch.adaptive.frames import batch_of
 from steinmatch.pages.report import Column, Report, escaped, paragraphs, rows_of
 from steinmatch.plots import foremost
 from steinmatch.targets import Evaluations, SavedTarget, constrained_values
 
 
+@float64
 def of_fit(fit: Any, title: str, call: str) -> Report:
     """The report of a `Fit`."""
     summary = fit.summary()
@@ -50,6 +52,7 @@ def of_fit(fit: Any, title: str, call: str) -> Report:
     )
 
 
+@float64
 def of_sharpened(found: Any, title: str, call: str) -> Report:
     """The report of `Sharpened` draws."""
     before, after = found.before, found.after
