@@ -93,6 +93,7 @@ def calls(fit: sm.Fit) -> dict[str, tuple[Callable, dict[str, Any]]]:
         "predict": (fit.predict, {"fn": lambda x: x, "seed": 0}),
         "walk": (fit.walk, {"n": 64, "tol": None, **quick}), "save": (fit.save, {"path": Path(".") / "fit.nc"}),
         "plot": (fit.plot, {"path": None, "parameters": None}),
+        "report": (fit.report, {"path": Path(".") / "report.html", "title": "a title", "call": ""}),
         "quantile": (fit.quantile, {"q": 0.5}), "probability": (fit.probability, {"f": lambda x: x[0] > 0.0}),
         "intervals": (fit.interval, {"level": 0.9, "kind": "hdi"}),
         "summary": (fit.summary, {"var_names": None, "filter_vars": None}),

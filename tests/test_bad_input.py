@@ -83,6 +83,7 @@ CASES = {
         r"n_particles=5, but init holds 4",
     ),
     "init nan": (lambda: sm.fit(GAUSS, init=[[0.0, np.nan]]), ValueError, r"entry \[0, 1\] is nan"),
+    "init kernel": (lambda: sm.fit(GAUSS, 5, kernel="linear", init=sm.Linear()), ValueError, r"init.*a key and n"),
     "init text": (lambda: sm.fit(GAUSS, init=[["a", "b"]]), ValueError, r"must be an array of numbers"),
     "max_seconds": (
         lambda: sm.fit(GAUSS, 5, max_seconds=-1),

@@ -1,6 +1,6 @@
 """Where a fit begins, checked, and what becomes of its draws: as many as were asked for, their mean and spread."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ def first_particles(
     if init is None:
         particles = plain(jax.random.normal(key, (n, target.dim), jnp.float64))
     else:
-        particles = as_particles(init(key, n) if callable(init) else init, "fit (init)", target.dim)
+        particles = as_particles(_called(init, key, n) if callable(init) else init, "fit (init)", target.dim)
         if n_particles is not None and particles.shape[0] != n:
             raise ValueError(f"fit: n_particles={n}, but init holds {particles.shape[0]} particles; give one of them.")
     if not some and len(particles) > 1 and (particles == particles[:1]).all():
@@ -68,6 +68,17 @@ def more_particles(target: AbstractTarget, particles: Float[Array, "n d"], init:
     spread = np.maximum(held.std(axis=0), 1e-3)
     extra = held.mean(axis=0) + spread * np.asarray(jax.random.normal(key, (n - len(held), held.shape[1]), float))
     return first_particles(target, None, np.concatenate([held, extra]), key)[0]
+
+
+def _called(init: Callable[..., Any], key: Any, n: int) -> Any:
+    """What a function that draws the start gives; an error of its own says where it came from."""
+    try:
+        return init(key, n)
+    except Exception as error:
+        raise ValueError(
+            f"fit (init): {type(error).__name__}: {error}. A function must take a key and n and return an array "
+            "(n, d), as the `sample` of a target does."
+        ) from error
 
 
 def _check_gradient(evaluate: Evaluations, x: np.ndarray, densities: np.ndarray, scores: np.ndarray) -> None:
