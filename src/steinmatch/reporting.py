@@ -1,5 +1,6 @@
 """What a fit, or sharpened draws, tell on their report page."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ def of_fit(fit: Any, title: str, call: str) -> Report:
         log_densities=_log_densities(fit),
         rounds=rounds,
         rounds_over=over,
+        rounds_of="scaled residual" if fit.error is None else "largest standard error",
         goal=None if fit.tol is None or fit.error is None else 0.5 * fit.tol,
         sections=[*_way(fit), *_exact(fit), *_shares(fit, names), *_evidence(fit)],
         call=call,
@@ -84,10 +86,12 @@ def of_sharpened(found: Any, title: str, call: str) -> Report:
     )
 
 
-def _log_densities(fit: Any) -> Float[np.ndarray, " n"] | None:
+def _log_densities(fit: Any) -> Callable[[np.ndarray], Float[np.ndarray, " s"]] | None:
+    """Of some particles: those that are drawn, since a walk has a hundred times as many."""
     if isinstance(fit.target, SavedTarget) or fit.target.log_density is None:
         return None
-    return Evaluations(fit.target, batch_of(fit.target.dim))(np.asarray(fit.particles))[0]
+    evaluate = Evaluations(fit.target, batch_of(fit.target.dim))
+    return float64(lambda shown: evaluate(np.asarray(fit.particles)[shown])[0])
 
 
 def _way(fit: Any) -> list[tuple[str, str]]:

@@ -121,7 +121,7 @@
     const px = (x) => LEFT + ((x - x0) / (x1 - x0)) * (RIGHT - LEFT);
     const py = (y) => BOTTOM - ((y - y0) / (y1 - y0)) * (BOTTOM - TOP);
     axes(svg, [x0, (x0 + x1) / 2, x1].map((v) => brief(10 ** v)), [y0, (y0 + y1) / 2, y1].map((v) => brief(10 ** v)),
-      [data.rounds_over, "largest standard error"]);
+      [data.rounds_over, data.rounds_of]);
     if (data.goal) add(svg, "path", { class: "goal", d: `M${LEFT} ${py(Math.log10(data.goal))}H${RIGHT}` });
     const points = data.rounds.filter((r) => r[1] > 0).map((r) => [px(Math.log10(r[0])), py(Math.log10(r[1]))]);
     add(svg, "path", { class: "path", d: "M" + points.map((p) => p.join(" ")).join("L") });

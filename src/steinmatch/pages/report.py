@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,9 +48,10 @@ class Report(NamedTuple):
     columns: Sequence[Column]
     values: Float[np.ndarray, "n k"]
     weights: Float[np.ndarray, " n"]
-    log_densities: Float[np.ndarray, " n"] | None = None
+    log_densities: Callable[[np.ndarray], Float[np.ndarray, " s"]] | None = None  # of the draws with given indices
     rounds: Sequence[tuple[int, float]] = ()  # draws or steps, and errors
     rounds_over: str = "draws"
+    rounds_of: str = "largest standard error"
     goal: float | None = None
     sections: Sequence[tuple[str, str]] = ()  # headings and HTML that has been escaped
     call: str = ""
@@ -79,7 +80,9 @@ def write_report(report: Report, path: str | Path) -> None:
 
 def page(report: Report) -> str:
     """The page as text."""
-    style, script = (files("steinmatch.pages").joinpath(name).read_text() for name in ("report.css", "report.js"))
+    style, script = (
+        files("steinmatch.pages").joinpath(name).read_text("utf-8") for name in ("report.css", "report.js")
+    )
     state = "verdict" if report.good else "verdict not"
     warnings = "".join(f"<li>{escaped(text)}</li>" for text in report.warnings)
     drawn = _numbers(report)
@@ -90,7 +93,7 @@ def page(report: Report) -> str:
     ]
     if drawn["rounds"]:
         goal = "; dashed: where it must be" if report.goal else ""
-        charts.append(("rounds", f"The largest error over the {escaped(report.rounds_over)}{goal}."))
+        charts.append(("rounds", f"The {escaped(report.rounds_of)} over the {escaped(report.rounds_over)}{goal}."))
     figures = "".join(
         f'<figure><svg id="{name}" viewBox="0 0 430 300" role="img" aria-label="{name}"></svg>'
         f"<figcaption>{words}</figcaption></figure>"
@@ -150,7 +153,7 @@ def _numbers(report: Report) -> dict[str, Any]:
     shown = drawn_by_weight(weights, max(min(_MOST_DRAWN, _MOST_NUMBERS // max(values.shape[1], 1)), 20))
     densities = None
     if report.log_densities is not None:
-        logs = np.asarray(report.log_densities)[shown]
+        logs = report.log_densities(shown)
         ranks = np.argsort(np.argsort(logs)) / max(len(logs) - 1, 1)
         densities = [_rounded(rank) for rank in ranks]
     return {
@@ -161,6 +164,7 @@ def _numbers(report: Report) -> dict[str, Any]:
         "foremost": foremost(report.names, values),
         "rounds": [[int(n), _rounded(e)] for n, e in report.rounds if math.isfinite(e)],
         "rounds_over": report.rounds_over,
+        "rounds_of": report.rounds_of,
         "goal": report.goal,
         "sd_column": next((i for i, column in enumerate(report.columns, 1) if column.heading == "sd"), 1),
     }
