@@ -188,3 +188,14 @@ def test_leave_one_out_agrees_with_the_conjugate_normal(form):
     for name, s in (("wide", 3.0), ("tight", 0.1)):
         assert table.loc[name, "elpd_loo"] == pytest.approx(exact(s), abs=0.1)  # not left out: 0.9 more
     assert table.index[0] == "wide"
+
+
+def test_observations_computed_within_a_model_are_known():
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        numpyro.sample("log_y", dist.Normal(mu, 1.0), obs=jnp.log(y))
+
+    y = np.array([1.0, 2.0, 3.0])
+    info = sm.from_numpyro(model, y).info
+    assert info is not None
+    np.testing.assert_allclose(info.observed["log_y"], np.log(y), rtol=1e-12)
