@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import steinmatch as sm
-from steinmatch.summary import weighted_quantiles
+from steinmatch.records.summary import weighted_quantiles
 
 
 class Case(NamedTuple):

@@ -15,7 +15,7 @@ from rich.table import Table
 
 import steinmatch as sm
 from benchmarks._common import median_seconds, print_versions
-from steinmatch.svgd import velocity_at
+from steinmatch.measures.velocity import velocity_at
 from steinmatch.targets import scores_at
 
 DIM = 100

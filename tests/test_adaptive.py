@@ -11,10 +11,10 @@ from steinmatch.adaptive.frames import cloud, normal_points
 from steinmatch.adaptive.parents import _NORMAL_GRID, _quantiles, fit_parent, likely_parents
 from steinmatch.adaptive.verdict import Error, Verdict, _accepted, _cautious, _Estimate, confirmed
 from steinmatch.coordinates import AffineMap
-from steinmatch.images import FAMILIES
+from steinmatch.measures.images import FAMILIES
+from steinmatch.measures.weights import Layout
 from steinmatch.solvers.base import Budget, Problem
 from steinmatch.targets import Evaluations
-from steinmatch.weights import Layout
 
 
 def skewed(x):

@@ -20,7 +20,7 @@ from steinmatch.coordinates import (
     push_scores,
     whiten_all,
 )
-from steinmatch.plainly import derivatives, placed, unplaced
+from steinmatch.coordinates.plainly import derivatives, placed, unplaced
 from steinmatch.solvers.affine import Affine
 
 D = 3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import steinmatch as sm
-from steinmatch.equation import _System
+from steinmatch.answers.equation import _System
 from steinmatch.targets import Gaussian
 
 
@@ -83,7 +83,7 @@ def test_values_and_functions_and_shapes_agree():
 
 
 def test_large_least_norm_systems_agree_with_the_direct_ones(monkeypatch):
-    from steinmatch import equation
+    from steinmatch.answers import equation
 
     target = gaussian(4)
     points = np.random.default_rng(0).normal(size=(90, 4))

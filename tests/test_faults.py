@@ -14,8 +14,8 @@ import pytest
 
 import steinmatch as sm
 from steinmatch._files import check_folder, only_one, write_whole
+from steinmatch.records.trees import NotBuiltIn, put_together, taken_apart
 from steinmatch.solvers import Budget, Problem
-from steinmatch.trees import NotBuiltIn, put_together, taken_apart
 from tests.registry import KERNELS, PARTICLES, held
 
 ROOT = Path(__file__).parents[1]

@@ -82,7 +82,7 @@ def test_reported_residual_is_the_definition(linear_fit):
 
 
 def test_collapsed_particles_show_a_residual_near_one():
-    from steinmatch.svgd import scaled_residual_at
+    from steinmatch.measures.velocity import scaled_residual_at
 
     weights = jnp.full(12, 1 / 12)
     for spread in (1e-6, 0.0):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import steinmatch as sm
-from steinmatch import stein, svgd
 from steinmatch.kernels import AbstractRadialKernel
+from steinmatch.measures import stein
+from steinmatch.measures import velocity as velocities
 from tests.registry import KERNELS, PARTICLES, TARGET, D, N, held, numpy_kernel, numpy_velocity
 
 SCORES = -(PARTICLES - TARGET.mean) @ np.linalg.inv(TARGET.cov)
@@ -57,14 +58,14 @@ def test_public_velocity_is_the_double_loop(name, weights):
 def test_direct_form_is_the_double_loop(name):
     want = numpy_velocity(numpy_kernel(name), PARTICLES, SCORES, WEIGHTS)
     weights = jnp.asarray(WEIGHTS / WEIGHTS.sum())
-    got = svgd.velocity_direct(held(name), jnp.asarray(PARTICLES), jnp.asarray(SCORES), weights)
+    got = velocities.velocity_direct(held(name), jnp.asarray(PARTICLES), jnp.asarray(SCORES), weights)
     assert relative(got, want) < 1e-12
 
 
 @pytest.mark.parametrize(
     ("form", "name"),
-    [(svgd.velocity_features, name) for name in FEATURES]
-    + [(form, name) for name in RADIAL for form in (svgd.velocity_matmul, svgd.velocity_blocked)],
+    [(velocities.velocity_features, name) for name in FEATURES]
+    + [(form, name) for name in RADIAL for form in (velocities.velocity_matmul, velocities.velocity_blocked)],
 )
 def test_fast_forms_are_the_double_loop(form, name, monkeypatch):
     monkeypatch.setattr("steinmatch._linalg.BLOCK_ENTRIES", 5 * N)  # several blocks, the last one padded

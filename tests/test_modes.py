@@ -12,8 +12,8 @@ from steinmatch.adaptive.evidence import Evidence, bridge, in_all
 from steinmatch.adaptive.modes import Confined, combined
 from steinmatch.adaptive.verdict import Error
 from steinmatch.coordinates import AffineMap
+from steinmatch.measures.weights import Layout
 from steinmatch.targets import Evaluations
-from steinmatch.weights import Layout
 
 
 def mixture(means, sds, shares):

@@ -6,8 +6,8 @@ import pytest
 import scipy.stats
 
 import steinmatch as sm
-from steinmatch.moments import Draws, interval, probability
-from steinmatch.weights import Layout
+from steinmatch.measures.weights import Layout
+from steinmatch.records.moments import Draws, interval, probability
 
 TAU = scipy.stats.lognorm(s=0.5)
 B = scipy.stats.norm(np.array([1.0, -2.0, 0.0]), np.array([1.0, 2.0, 0.5]))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import steinmatch as sm
-from steinmatch.pages.report import Column, Report, page
+from steinmatch.records.pages.report import Column, Report, page
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NASTY = ("</script><script>window.broken=1</script>", "a&b<i>", "quote\"'", "tau")

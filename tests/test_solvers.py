@@ -8,7 +8,7 @@ import pytest
 
 import steinmatch as sm
 from steinmatch.solvers import levenberg_marquardt, preconditioner
-from steinmatch.solvers.equations import dense_jacobian, equations_at, linearised, scores_in, slopes_in
+from steinmatch.solvers.fixed_point import dense_jacobian, equations_at, linearised, scores_in, slopes_in
 from steinmatch.solvers.preconditioner import cholesky_by_blocks
 from steinmatch.solvers.trials import dense_trial, jacobian_and_gram, preconditioned_trial
 from steinmatch.targets import GaussBernoulliRBM, Gaussian, GaussianMixture

@@ -9,9 +9,9 @@ import scipy.special
 import steinmatch as sm
 from steinmatch.adaptive.frames import Cloud, cloud, normal_points
 from steinmatch.adaptive.leaps import leap, leaping, stride
+from steinmatch.adaptive.walks import States, advance
 from steinmatch.coordinates import AffineMap, PulledBack
 from steinmatch.targets import Evaluations
-from steinmatch.walks import States, advance
 
 CHAINS = 20_000
 TARGET = sm.Target(lambda x: 3.0 * x[0] - jnp.exp(x[0]), dim=1)  # the logarithm of a gamma variable of shape 3

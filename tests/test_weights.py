@@ -9,7 +9,7 @@ import pytest
 
 import steinmatch as sm
 from steinmatch.coordinates import AffineMap, PulledBack
-from steinmatch.images import (
+from steinmatch.measures.images import (
     FAMILIES,
     OWN_DEGREE,
     all_images,
@@ -19,7 +19,7 @@ from steinmatch.images import (
     too_heavy,
     values_at,
 )
-from steinmatch.weights import FLOOR, CrossFit, Layout, nearest_weights, ridge_solve, spread
+from steinmatch.measures.weights import FLOOR, CrossFit, Layout, nearest_weights, ridge_solve, spread
 
 D = 3
 FRAME = AffineMap(jnp.array([0.5, 0.0, -1.0]), jnp.array([[1.0, 0.0, 0.0], [0.4, 0.8, 0.0], [0.1, -0.2, 1.3]]))

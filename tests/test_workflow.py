@@ -15,10 +15,10 @@ import numpyro.distributions as dist
 import pytest
 
 import steinmatch as sm
-from steinmatch import inferencedata
-from steinmatch.cmdstan import as_cmdstan, read_cmdstan
-from steinmatch.inferencedata import from_chains, in_chains
-from steinmatch.weights import Layout
+from steinmatch.measures.weights import Layout
+from steinmatch.records import inferencedata
+from steinmatch.records.cmdstan import as_cmdstan, read_cmdstan
+from steinmatch.records.inferencedata import from_chains, in_chains
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

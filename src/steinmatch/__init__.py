@@ -5,21 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 from steinmatch import targets
 from steinmatch.adaptive import Walk
-from steinmatch.bandwidths import Fixed, Median
-from steinmatch.certificate import Certificate, certify, stein_ess
+from steinmatch.answers.certificate import Certificate, certify, stein_ess
+from steinmatch.answers.equation import SteinSolution, stein_equation
+from steinmatch.answers.matching import MatchingSet
+from steinmatch.answers.query import Query
+from steinmatch.answers.sharpening import Sharpened, SteinWeights, sharpen, stein_weights
 from steinmatch.comparison import Comparison, compare
-from steinmatch.discrepancy import ksd, ksd_random_features, ksd_squared, mmd
-from steinmatch.equation import SteinSolution, stein_equation
-from steinmatch.features import FeatureKernel, Linear, LinearRandom, Polynomial, RandomFourier
 from steinmatch.fitting import Fit, fit
 from steinmatch.io import load
 from steinmatch.kernels import IMQ, RBF, Matern, PairKernel, Whitened
-from steinmatch.matching import MatchingSet
-from steinmatch.query import Query
-from steinmatch.sharpening import Sharpened, SteinWeights, sharpen, stein_weights
+from steinmatch.kernels.bandwidths import Fixed, Median
+from steinmatch.kernels.features import FeatureKernel, Linear, LinearRandom, Polynomial, RandomFourier
+from steinmatch.measures.discrepancy import ksd, ksd_random_features, ksd_squared, mmd
+from steinmatch.measures.stein import stein_operator, stein_residual
+from steinmatch.measures.velocity import velocity
 from steinmatch.solvers import Affine, Annealed, Chain, Descent, LevenbergMarquardt
-from steinmatch.stein import stein_operator, stein_residual
-from steinmatch.svgd import velocity
 from steinmatch.targets import Target, tempered
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from typing import Any
 
 from steinmatch._checks import check_kind, known_name
 from steinmatch.adaptive import Walk
-from steinmatch.features import Linear, LinearRandom
 from steinmatch.kernels import IMQ, RBF, AbstractKernel, Matern
+from steinmatch.kernels.features import Linear, LinearRandom
 from steinmatch.solvers import AbstractSolver, Affine, Annealed, Chain, Descent, LevenbergMarquardt, Problem
 
 _KERNELS: dict[str, Callable[[], AbstractKernel]] = {

@@ -26,19 +26,21 @@ from steinmatch._checks import check_process, positive_integer, positive_number,
 from steinmatch._linalg import numerical_rank
 from steinmatch._types import ArrayLike, float64, plain
 from steinmatch.adaptive import BATCH, MOST_DRAWS, Error, Evidence, Mode, Round, Walk, Walked, batch_of, log_evidence
-from steinmatch.certificate import Certificate, certify
+from steinmatch.answers.certificate import Certificate, certify
+from steinmatch.answers.matching import MatchingSet
+from steinmatch.answers.query import Query, answer, query_features
+from steinmatch.answers.sharpening import stein_weights
 from steinmatch.choices import kernel_named, solver_for, solver_named
 from steinmatch.coordinates import AffineMap, PulledBack
-from steinmatch.features import Linear
+from steinmatch.coordinates.plainly import unplaced
 from steinmatch.kernels import RBF, AbstractKernel, Whitened
-from steinmatch.matching import MatchingSet
-from steinmatch.pages.report import write_report
-from steinmatch.plainly import unplaced
-from steinmatch.posterior import Posterior
+from steinmatch.kernels.features import Linear
+from steinmatch.measures.stein import compiled_features_at
 from steinmatch.progress import progress_bar
-from steinmatch.query import Query, answer, query_features
-from steinmatch.reporting import of_fit
-from steinmatch.sharpening import stein_weights
+from steinmatch.records.pages.report import write_report
+from steinmatch.records.posterior import Posterior
+from steinmatch.records.reporting import of_fit
+from steinmatch.records.storage import saved_groups, write
 from steinmatch.solvers import (
     AbstractSolver,
     Budget,
@@ -47,8 +49,6 @@ from steinmatch.solvers import (
     Solution,
 )
 from steinmatch.starts import first_particles, more_particles, resampled, spread_of
-from steinmatch.stein import compiled_features_at
-from steinmatch.storage import saved_groups, write
 from steinmatch.targets import AbstractTarget, check_target, constrained_values
 
 _MOST_IN_EQUATIONS = 400  # draws: a query then takes a few tenths of a second

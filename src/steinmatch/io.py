@@ -6,16 +6,16 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
-from steinmatch import storage
 from steinmatch._types import float64, plain
 from steinmatch.adaptive import Error, Evidence, Mode, Round, Walked
 from steinmatch.coordinates import AffineMap
+from steinmatch.coordinates.plainly import unplaced
 from steinmatch.fitting import Fit
 from steinmatch.kernels import AbstractKernel
-from steinmatch.plainly import unplaced
+from steinmatch.measures.weights import Layout
+from steinmatch.records import storage
+from steinmatch.records.trees import put_together
 from steinmatch.targets import AbstractTarget, check_target
-from steinmatch.trees import put_together
-from steinmatch.weights import Layout
 
 
 class MissingKernel(AbstractKernel):

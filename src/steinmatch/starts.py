@@ -12,9 +12,9 @@ from steinmatch._checks import as_particles, check_size, positive_integer
 from steinmatch._types import plain
 from steinmatch.adaptive import Error
 from steinmatch.coordinates import AffineMap
+from steinmatch.measures.weights import systematic
 from steinmatch.targets import AbstractTarget, Evaluations, constrained_values
 from steinmatch.targets.base import Gradient
-from steinmatch.weights import systematic
 
 _LOOKED_AT = 16  # points at which a score is compared with differences of its log density
 

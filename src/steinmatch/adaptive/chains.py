@@ -13,13 +13,13 @@ from steinmatch.adaptive.frames import FRESH, Cloud, batch_of, normal_points
 from steinmatch.adaptive.modes import Mode, Part
 from steinmatch.adaptive.survey import Rays
 from steinmatch.adaptive.verdict import Error, Verdict
+from steinmatch.adaptive.walks import ACCEPTANCE, CAUTION, CHUNK, States, Stretch
 from steinmatch.coordinates import AbstractFrame, PulledBack
-from steinmatch.images import Values
-from steinmatch.plainly import placed
+from steinmatch.coordinates.plainly import placed
+from steinmatch.measures.images import Values
+from steinmatch.measures.weights import Layout
 from steinmatch.solvers.affine import AffineState
 from steinmatch.targets import AbstractTarget, Evaluations, SavedTarget
-from steinmatch.walks import ACCEPTANCE, CAUTION, CHUNK, States, Stretch
-from steinmatch.weights import Layout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,8 @@ from scipy.special import logsumexp
 
 from steinmatch.adaptive.frames import Cloud, cloud, log_weights
 from steinmatch.coordinates import AbstractFrame
+from steinmatch.measures.weights import Layout, spread
 from steinmatch.targets import Evaluations
-from steinmatch.weights import Layout, spread
 
 FIRST, MOST = 512, 32768  # normal points
 _GOOD = 0.01  # standard error of log Z at which no more are asked for

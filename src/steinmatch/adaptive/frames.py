@@ -10,7 +10,7 @@ import scipy.special
 from jaxtyping import Float
 
 from steinmatch.coordinates import AbstractFrame
-from steinmatch.plainly import placed
+from steinmatch.coordinates.plainly import placed
 from steinmatch.solvers.affine import START_SCALES, AffineState, Evaluate, first_bound, raise_bound
 from steinmatch.targets import Evaluations
 

@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from steinmatch.adaptive.frames import Cloud, cloud, log_weights
+from steinmatch.adaptive.walks import ACCEPTANCE, CHUNK, MOST_LEAPS, REACH, STIFF, TRAJECTORY, States, Stretch
 from steinmatch.coordinates import AbstractFrame
 from steinmatch.targets import Evaluations
-from steinmatch.walks import ACCEPTANCE, CHUNK, MOST_LEAPS, REACH, STIFF, TRAJECTORY, States, Stretch
 
 CYCLE = 3  # stretches: trajectories, then leaps
 _STUCK = 0.01  # acceptance at a draw that would be repeated by a hundred leaps, were it not for trajectories

@@ -11,8 +11,8 @@ from steinmatch.adaptive.evidence import evidence
 from steinmatch.adaptive.frames import Cloud, batch_of, batched, cloud, normal_points
 from steinmatch.adaptive.modes import SAME, Confined, Part, combined
 from steinmatch.coordinates import AffineMap
-from steinmatch.features import Linear
 from steinmatch.kernels import Whitened
+from steinmatch.kernels.features import Linear
 from steinmatch.solvers.affine import first_bound
 from steinmatch.solvers.base import Budget, Iterate, Problem
 from steinmatch.targets import Evaluations, constrained_values

@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from steinmatch.adaptive.frames import BATCH, Cloud, Seen, begin_climb, begin_points
 from steinmatch.coordinates import AbstractFrame, AffineMap
-from steinmatch.plainly import derivatives, placed, unplaced
+from steinmatch.coordinates.plainly import derivatives, placed, unplaced
 from steinmatch.solvers.affine import AffineState, bound_error, raise_bound, usable
 from steinmatch.targets import AbstractTarget, Evaluations
 

@@ -14,8 +14,8 @@ import numpy as np
 import scipy.special
 from jaxtyping import Float
 
-from steinmatch.images import DRAWS_AN_EQUATION, Family, Values, affordable, all_images, too_heavy
-from steinmatch.weights import CrossFit, Layout, Spread, nearest_weights, spread
+from steinmatch.measures.images import DRAWS_AN_EQUATION, Family, Values, affordable, all_images, too_heavy
+from steinmatch.measures.weights import CrossFit, Layout, Spread, nearest_weights, spread
 
 _FALSE_ALARM = 1e-3  # probability, over all parameters, that draws without fault are called into question
 _DOUBT = 0.2  # probability that further control variates without fault are done without, which costs draws alone

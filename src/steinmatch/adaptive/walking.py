@@ -51,15 +51,25 @@ from steinmatch.adaptive.parents import with_parents
 from steinmatch.adaptive.several import begin_parts, step_parts
 from steinmatch.adaptive.survey import look_along_rays, look_for_modes
 from steinmatch.adaptive.verdict import Error, Verdict, confirmed, judge
+from steinmatch.adaptive.walks import (
+    ACCEPTANCE,
+    CAUTION,
+    CHUNK,
+    MOST_LEAPS,
+    TRAJECTORY,
+    States,
+    Stretch,
+    advance,
+    begin,
+)
 from steinmatch.coordinates import AffineMap, PulledBack
-from steinmatch.features import Linear
-from steinmatch.images import Values, values_at
+from steinmatch.coordinates.plainly import placed
 from steinmatch.kernels import Whitened
-from steinmatch.plainly import placed
+from steinmatch.kernels.features import Linear
+from steinmatch.measures.images import Values, values_at
+from steinmatch.measures.weights import Layout
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
 from steinmatch.targets import AbstractTarget, Evaluations
-from steinmatch.walks import ACCEPTANCE, CAUTION, CHUNK, MOST_LEAPS, TRAJECTORY, States, Stretch, advance, begin
-from steinmatch.weights import Layout
 
 _SWEEPS = 5  # of one step
 MOST_DRAWS = 2**17

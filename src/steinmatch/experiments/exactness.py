@@ -10,16 +10,16 @@ import numpy as np
 
 from steinmatch._linalg import numerical_rank
 from steinmatch._types import float64
+from steinmatch.answers.matching import MatchingSet
 from steinmatch.experiments.claims import Claim
 from steinmatch.experiments.figures import save
 from steinmatch.experiments.methods import Settings, trial_key
 from steinmatch.experiments.runner import Experiment
 from steinmatch.experiments.store import Cell, Results, Row
-from steinmatch.features import Linear, LinearRandom, RandomFourier
 from steinmatch.fitting import Fit, fit
 from steinmatch.kernels import RBF
-from steinmatch.matching import MatchingSet
-from steinmatch.stein import compiled_features_at
+from steinmatch.kernels.features import Linear, LinearRandom, RandomFourier
+from steinmatch.measures.stein import compiled_features_at
 from steinmatch.targets import AbstractTarget, GaussBernoulliRBM, Gaussian
 
 TITLE = "Lemma 3.1, Theorems 3.2 and 3.3: exactness"

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import optax
 
-from steinmatch.discrepancy import mmd
 from steinmatch.experiments.store import Row
-from steinmatch.features import Linear, LinearRandom
 from steinmatch.fitting import fit
 from steinmatch.kernels import RBF
+from steinmatch.kernels.features import Linear, LinearRandom
+from steinmatch.measures.discrepancy import mmd
 from steinmatch.solvers import AbstractSolver, Affine, Annealed, Chain, Descent, LevenbergMarquardt
 
 MONTE_CARLO, RBF_SVGD, LINEAR, LINEAR_RANDOM = "Monte Carlo", "SVGD RBF", "SVGD linear", "SVGD linear+random"

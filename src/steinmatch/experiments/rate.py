@@ -16,17 +16,17 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from steinmatch._types import float64
-from steinmatch.discrepancy import ksd, mmd
 from steinmatch.experiments.claims import Claim
 from steinmatch.experiments.figures import save
 from steinmatch.experiments.methods import COLOURS, LINEAR_RANDOM, RBF_SVGD, Settings
 from steinmatch.experiments.runner import Experiment
 from steinmatch.experiments.store import Cell, Results, Row
-from steinmatch.features import RandomFourier
 from steinmatch.fitting import fit
 from steinmatch.kernels import RBF
+from steinmatch.kernels.features import RandomFourier
+from steinmatch.measures.discrepancy import ksd, mmd
+from steinmatch.measures.stein import compiled_images_at, stein_operator
 from steinmatch.solvers import Affine, Chain, Descent, LevenbergMarquardt
-from steinmatch.stein import compiled_images_at, stein_operator
 from steinmatch.targets import AbstractTarget, Gaussian, GaussianMixture, Target
 
 TITLE = "Theorems 3.5 and 3.6: the random-feature rate"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from steinmatch._types import Scalar, Vector
-from steinmatch.bandwidths import AbstractBandwidth, Fixed, Median, as_bandwidth
+from steinmatch.kernels.bandwidths import AbstractBandwidth, Fixed, Median, as_bandwidth
 from steinmatch.kernels.base import AbstractKernel, check_output
 
 _SMOOTHEST = 20.5

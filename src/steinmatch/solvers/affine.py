@@ -29,8 +29,8 @@ from jaxtyping import Array, Float
 
 from steinmatch._checks import positive_integer, positive_number
 from steinmatch.coordinates import AffineMap
+from steinmatch.measures.velocity import scaled_residual_at
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem, whitening
-from steinmatch.svgd import scaled_residual_at
 from steinmatch.targets import AbstractTarget, Evaluations, scores_at
 
 _CLIP = 16.0  # a step of the first trust region changes a scale by at most the root of this

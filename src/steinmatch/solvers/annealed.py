@@ -19,10 +19,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from steinmatch._checks import positive_integer, positive_number
 from steinmatch._faults import BudgetSpent, cause_of, until
+from steinmatch.measures.velocity import velocity_at
 from steinmatch.solvers.base import AbstractSolver, Budget, Iterate, Problem, Solution
 from steinmatch.solvers.chain import Chain
 from steinmatch.solvers.descent import Descent
-from steinmatch.svgd import velocity_at
 from steinmatch.targets import Gaussian, Tempered, scores_at
 
 _ADAGRAD = optax.adagrad(0.1)  # small: its first step at each temperature has this length, whatever the velocity

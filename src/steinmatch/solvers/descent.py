@@ -11,9 +11,9 @@ import optax
 from jaxtyping import Array, Float
 
 from steinmatch._checks import positive_integer, positive_number
+from steinmatch.measures.stein import held_bandwidth
+from steinmatch.measures.velocity import scaled_residual_at, velocity_at
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
-from steinmatch.stein import held_bandwidth
-from steinmatch.svgd import scaled_residual_at, velocity_at
 from steinmatch.targets import scores_at
 
 _ADAGRAD = optax.adagrad(0.5)  # one object, so that all default descents share their compiled code

@@ -36,8 +36,9 @@ from jaxtyping import Array, Float
 from steinmatch._checks import positive_integer, positive_number
 from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import AbstractKernel
+from steinmatch.measures.stein import held_bandwidth
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem, coloured, whitened, whitening
-from steinmatch.solvers.equations import Equations, equations_at, largest_residual, scores_in, slope_cost
+from steinmatch.solvers.fixed_point import Equations, equations_at, largest_residual, scores_in, slope_cost
 from steinmatch.solvers.preconditioner import Factor
 from steinmatch.solvers.trials import (
     FIRST_INNER,
@@ -47,7 +48,6 @@ from steinmatch.solvers.trials import (
     preconditioned_trial,
     score_slopes,
 )
-from steinmatch.stein import held_bandwidth
 from steinmatch.targets import AbstractTarget
 
 _LEAST_DAMPING = 1e-14  # relative to the mean diagonal of J J^T

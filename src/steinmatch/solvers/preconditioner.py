@@ -17,7 +17,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Array
 
-from steinmatch.solvers.equations import Equations, dense_jacobian
+from steinmatch.solvers.fixed_point import Equations, dense_jacobian
 
 _BLOCK = 2000  # rows of the factor that are handled at once
 _CHUNK = 2**25  # entries of the Jacobian that are formed at once

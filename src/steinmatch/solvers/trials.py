@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from steinmatch.solvers.equations import (
+from steinmatch.solvers.fixed_point import (
     Equations,
     balanced,
     dense_jacobian,

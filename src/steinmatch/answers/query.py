@@ -14,14 +14,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from steinmatch._types import Vector, float64
-from steinmatch.bandwidths import Fixed
-from steinmatch.certificate import EXACT
+from steinmatch.answers.certificate import EXACT
+from steinmatch.answers.equation import stein_equation
+from steinmatch.answers.matching import Distance, MatchingSet
 from steinmatch.coordinates import AffineMap
-from steinmatch.equation import stein_equation
-from steinmatch.features import FeatureKernel, Polynomial
 from steinmatch.kernels import IMQ, RBF, AbstractKernel, Whitened
-from steinmatch.matching import Distance, MatchingSet
-from steinmatch.stein import compiled_features_at, values_at
+from steinmatch.kernels.bandwidths import Fixed
+from steinmatch.kernels.features import FeatureKernel, Polynomial
+from steinmatch.measures.stein import compiled_features_at, values_at
 
 _MOST_PARTICLES = 2000  # above this the Stein equation is solved with features alone, no n x n systems
 _FEWEST_PARTICLES = 3

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from steinmatch._files import as_path, write_whole
-from steinmatch.summary import selected
+from steinmatch.records.summary import selected
 
 _COLOUR = "#0072B2"
 _MOST_PARAMETERS = 5

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from steinmatch._checks import check_size, positive_integer
 from steinmatch._types import Scalar, Vector
-from steinmatch.bandwidths import AbstractBandwidth, Fixed, Median, as_bandwidth
+from steinmatch.kernels.bandwidths import AbstractBandwidth, Fixed, Median, as_bandwidth
 from steinmatch.kernels.base import AbstractKernel, Scaled, Sum, check_output
 
 

@@ -27,7 +27,7 @@ from steinmatch._linalg import (
 from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import RBF, AbstractKernel, AbstractRadialKernel, Scaled, Sum, Whitened
-from steinmatch.stein import bound_at, features_at, residual_at
+from steinmatch.measures.stein import bound_at, features_at, residual_at
 from steinmatch.targets import AbstractTarget, scores_at
 
 

@@ -18,11 +18,11 @@ from steinmatch._checks import as_particles, as_weights, positive_integer
 from steinmatch._linalg import covariance_root, normalised, singular_values
 from steinmatch._types import ArrayLike, float64
 from steinmatch.coordinates import AffineMap
-from steinmatch.discrepancy import ksd
-from steinmatch.features import FeatureKernel, Linear, Polynomial, RandomFourier
 from steinmatch.kernels import IMQ, AbstractKernel, Scaled, Sum, Whitened
-from steinmatch.stein import bound_at, compiled_features_at, images_at, residual_at
-from steinmatch.svgd import scaled_residual_at, velocity_at
+from steinmatch.kernels.features import FeatureKernel, Linear, Polynomial, RandomFourier
+from steinmatch.measures.discrepancy import ksd
+from steinmatch.measures.stein import bound_at, compiled_features_at, images_at, residual_at
+from steinmatch.measures.velocity import scaled_residual_at, velocity_at
 from steinmatch.targets import AbstractTarget, Gaussian, check_target, scores_at
 
 _PAIRS = 5000  # points of the discrepancy, at most

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from steinmatch._types import float64
+from steinmatch.measures.weights import Layout, systematic
 from steinmatch.targets import AbstractTarget, Evaluations, ModelInfo, SavedTarget, variables
-from steinmatch.weights import Layout, systematic
 
 _PRIOR_DRAWS = 500
 _LEAST_SHOWN = 100  # draws of a chain

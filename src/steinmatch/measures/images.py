@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float
 
 from steinmatch._types import Vector
 from steinmatch.coordinates import PulledBack
-from steinmatch.plainly import derivatives, placed
+from steinmatch.coordinates.plainly import derivatives, placed
 from steinmatch.targets.compiled import compiled
 
 OWN_DEGREE = 4

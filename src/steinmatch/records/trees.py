@@ -7,7 +7,8 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from steinmatch import bandwidths, coordinates, features, kernels
+from steinmatch import coordinates, kernels
+from steinmatch.kernels import bandwidths, features
 
 
 class NotBuiltIn(TypeError):

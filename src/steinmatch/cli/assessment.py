@@ -8,10 +8,10 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from steinmatch.certificate import Certificate, certify
-from steinmatch.discrepancy import ksd
-from steinmatch.features import Linear
+from steinmatch.answers.certificate import Certificate, certify
 from steinmatch.kernels import Whitened
+from steinmatch.kernels.features import Linear
+from steinmatch.measures.discrepancy import ksd
 from steinmatch.targets import AbstractTarget, constrained_values
 
 _DRAWS = 5000  # of the discrepancy, a sum over pairs

@@ -12,10 +12,10 @@ from jaxtyping import Array, Float
 from steinmatch._checks import as_particles, as_weights, positive_number
 from steinmatch._linalg import map_row_blocks, normalised, rows_per_block, squared_distances
 from steinmatch._types import ArrayLike, Scalar, float64
-from steinmatch.bandwidths import AbstractBandwidth
-from steinmatch.features import RandomFourier
 from steinmatch.kernels import IMQ, RBF, AbstractKernel, AbstractRadialKernel, Scaled, Sum
-from steinmatch.stein import bound_at, residual_at, stein_kernel_matrix
+from steinmatch.kernels.bandwidths import AbstractBandwidth
+from steinmatch.kernels.features import RandomFourier
+from steinmatch.measures.stein import bound_at, residual_at, stein_kernel_matrix
 from steinmatch.targets import AbstractAnalyticTarget, AbstractTarget, scores_at
 
 

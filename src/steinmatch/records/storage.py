@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from steinmatch._files import as_path, write_whole
-from steinmatch.inferencedata import from_chains, groups_of
+from steinmatch.measures.weights import Layout
+from steinmatch.records.inferencedata import from_chains, groups_of
+from steinmatch.records.trees import NotBuiltIn, taken_apart
 from steinmatch.targets import (
     ModelInfo,
     SavedTarget,
@@ -19,8 +21,6 @@ from steinmatch.targets import (
     is_named,
     variables,
 )
-from steinmatch.trees import NotBuiltIn, taken_apart
-from steinmatch.weights import Layout
 
 FORMAT = 4
 _SAVED = (

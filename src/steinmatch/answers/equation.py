@@ -24,7 +24,7 @@ from steinmatch._checks import as_particles
 from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import AbstractKernel, Scaled, Sum, Whitened
-from steinmatch.stein import (
+from steinmatch.measures.stein import (
     bound_at,
     compiled_images_at,
     compiled_scores_at,

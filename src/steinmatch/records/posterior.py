@@ -19,15 +19,15 @@ from steinmatch._checks import whole_seed
 from steinmatch._files import as_path, write_whole
 from steinmatch._types import Vector, float64
 from steinmatch.adaptive import Error, Mode
-from steinmatch.cmdstan import as_cmdstan
-from steinmatch.inferencedata import as_inference_data, groups_of, model_groups, resampled_draws
-from steinmatch.moments import Draws, Intervals, Probability, interval, probability, quantile
-from steinmatch.plots import plot_particles
-from steinmatch.stein import values_at
-from steinmatch.summary import Summary, selected, summarise
+from steinmatch.measures.stein import values_at
+from steinmatch.measures.weights import Layout
+from steinmatch.records.cmdstan import as_cmdstan
+from steinmatch.records.inferencedata import as_inference_data, groups_of, model_groups, resampled_draws
+from steinmatch.records.moments import Draws, Intervals, Probability, interval, probability, quantile
+from steinmatch.records.plots import plot_particles
+from steinmatch.records.summary import Summary, selected, summarise
 from steinmatch.targets import AbstractTarget, SavedTarget, constrained_tree, constrained_values, in_form, variables
 from steinmatch.targets.base import MISSING
-from steinmatch.weights import Layout
 
 
 class Unconstrained(NamedTuple):

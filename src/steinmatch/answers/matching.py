@@ -19,12 +19,12 @@ from jaxtyping import Array, Float
 from steinmatch._checks import as_particles, check_size, positive_integer, whole_seed
 from steinmatch._linalg import normalised, numerical_rank
 from steinmatch._types import ArrayLike, Vector, float64, plain
+from steinmatch.answers.equation import SteinSolution, stein_equation
 from steinmatch.coordinates import AffineMap
-from steinmatch.discrepancy import ksd
-from steinmatch.equation import SteinSolution, stein_equation
-from steinmatch.features import FeatureKernel
 from steinmatch.kernels import AbstractKernel
-from steinmatch.stein import (
+from steinmatch.kernels.features import FeatureKernel
+from steinmatch.measures.discrepancy import ksd
+from steinmatch.measures.stein import (
     bound_at,
     compiled_features_at,
     compiled_images_at,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from steinmatch.cmdstan import is_cmdstan
+from steinmatch.records.cmdstan import is_cmdstan
 from steinmatch.targets import AbstractTarget
 
 _NAMES = ("target", "model")

@@ -8,8 +8,8 @@ from jaxtyping import Float
 
 from steinmatch._types import float64
 from steinmatch.adaptive.frames import batch_of
-from steinmatch.pages.report import Column, Report, escaped, paragraphs, rows_of
-from steinmatch.plots import foremost
+from steinmatch.records.pages.report import Column, Report, escaped, paragraphs, rows_of
+from steinmatch.records.plots import foremost
 from steinmatch.targets import Evaluations, SavedTarget, constrained_values
 
 

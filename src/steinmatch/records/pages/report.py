@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from steinmatch._files import as_path, write_whole
-from steinmatch.plots import drawn_by_weight, foremost
+from steinmatch.records.plots import drawn_by_weight, foremost
 
 _BINS = 40
 _MOST_DRAWN = 400  # draws in the scatter plot
@@ -81,7 +81,7 @@ def write_report(report: Report, path: str | Path) -> None:
 def page(report: Report) -> str:
     """The page as text."""
     style, script = (
-        files("steinmatch.pages").joinpath(name).read_text("utf-8") for name in ("report.css", "report.js")
+        files("steinmatch.records.pages").joinpath(name).read_text("utf-8") for name in ("report.css", "report.js")
     )
     state = "verdict" if report.good else "verdict not"
     warnings = "".join(f"<li>{escaped(text)}</li>" for text in report.warnings)

@@ -20,10 +20,10 @@ from jaxtyping import Array, Float
 from steinmatch._linalg import map_row_blocks, rows_per_block
 from steinmatch._types import Vector
 from steinmatch.coordinates import AffineMap
-from steinmatch.features import Linear
 from steinmatch.kernels import AbstractKernel, Scaled, Sum
-from steinmatch.stein import features_at, residual_at
-from steinmatch.svgd import scaled_residual_at, velocity_at
+from steinmatch.kernels.features import Linear
+from steinmatch.measures.stein import features_at, residual_at
+from steinmatch.measures.velocity import scaled_residual_at, velocity_at
 from steinmatch.targets import AbstractTarget, scores_at
 
 # Step of the central differences: the cube root of the rounding error, for a relative accuracy of about 1e-10.

@@ -105,8 +105,8 @@ def fit(
     Exit code 0: converged; 2: bad input; 3: not converged (results are written all the same).
     """
     from steinmatch._files import check_folder
+    from steinmatch.cli.modelfile import BadFile, read_target
     from steinmatch.fitting import fit as fit_target
-    from steinmatch.modelfile import BadFile, read_target
 
     _keep_compiled()
     try:
@@ -175,9 +175,9 @@ def assess(
 
     steinmatch assess draws.npy --target schools.py:model
     """
-    from steinmatch.assessment import assess_draws
-    from steinmatch.foreign import read_foreign
-    from steinmatch.modelfile import BadFile, read_named_draws, read_target
+    from steinmatch.cli.assessment import assess_draws
+    from steinmatch.cli.modelfile import BadFile, read_named_draws, read_target
+    from steinmatch.records.foreign import read_foreign
 
     try:
         model = read_target(target, data)
@@ -207,9 +207,9 @@ def sharpen(
     steinmatch sharpen draws.nc --target schools.py:model --out sharpened.nc
     """
     from steinmatch._files import check_folder
-    from steinmatch.modelfile import BadFile, read_named_draws, read_target
-    from steinmatch.sharpening import sharpen as sharpen_draws
-    from steinmatch.storage import write
+    from steinmatch.answers.sharpening import sharpen as sharpen_draws
+    from steinmatch.cli.modelfile import BadFile, read_named_draws, read_target
+    from steinmatch.records.storage import write
 
     try:
         for path in (out, report):

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float
 
 from steinmatch._checks import known_name
-from steinmatch.summary import weighted_quantiles
+from steinmatch.measures.weights import Layout, spread
+from steinmatch.records.summary import weighted_quantiles
 from steinmatch.targets import AbstractTarget, in_form
-from steinmatch.weights import Layout, spread
 
 _REPLICATES = 64  # of the bootstrap over groups of chains
 _KINDS = ("equal-tailed", "hdi")

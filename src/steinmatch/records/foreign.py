@@ -12,7 +12,7 @@ from jaxtyping import Float
 from steinmatch._checks import as_particles
 from steinmatch._files import as_path
 from steinmatch._types import float64
-from steinmatch.cmdstan import read_cmdstan
+from steinmatch.records.cmdstan import read_cmdstan
 from steinmatch.targets import AbstractTarget, constrained_values, shapes_of
 
 _NEWTON = 60

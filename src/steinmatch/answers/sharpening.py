@@ -22,16 +22,16 @@ from steinmatch._checks import as_particles
 from steinmatch._types import ArrayLike, float64
 from steinmatch.adaptive.verdict import Error, Verdict, judge
 from steinmatch.coordinates import AffineMap, PulledBack
-from steinmatch.foreign import ForeignDraws, read_foreign
-from steinmatch.images import FAMILIES, Values, all_images, values_at
-from steinmatch.inferencedata import as_inference_data, groups_of
+from steinmatch.coordinates.plainly import placed, unplaced
 from steinmatch.kernels import AbstractKernel
-from steinmatch.pages.report import write_report
-from steinmatch.plainly import placed, unplaced
-from steinmatch.reporting import of_sharpened
-from steinmatch.stein import features_at
+from steinmatch.measures.images import FAMILIES, Values, all_images, values_at
+from steinmatch.measures.stein import features_at
+from steinmatch.measures.weights import Layout, nearest_weights
+from steinmatch.records.foreign import ForeignDraws, read_foreign
+from steinmatch.records.inferencedata import as_inference_data, groups_of
+from steinmatch.records.pages.report import write_report
+from steinmatch.records.reporting import of_sharpened
 from steinmatch.targets import AbstractTarget, Evaluations, check_target, constrained_values
-from steinmatch.weights import Layout, nearest_weights
 
 _BATCHES = 32  # of draws, for standard errors: many enough to be steady, long enough to be nearly independent
 _CHAINS = 16  # with so many chains, each is a batch

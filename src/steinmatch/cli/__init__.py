@@ -1,0 +1,5 @@
+"""The `steinmatch` command."""
+
+from steinmatch.cli.commands import app
+
+__all__ = ["app"]

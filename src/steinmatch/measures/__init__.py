@@ -1,0 +1,1 @@
+"""What particles are measured by: Stein's operator, velocity, discrepancies, weights that solve Stein equations."""

@@ -1,0 +1,1 @@
+"""What is kept and shown: posteriors and their moments, tables, pictures, pages and files."""
