@@ -16,6 +16,7 @@ from steinmatch.io import load
 from steinmatch.kernels import IMQ, RBF, Matern, PairKernel, Whitened
 from steinmatch.kernels.bandwidths import Fixed, Median
 from steinmatch.kernels.features import FeatureKernel, Linear, LinearRandom, Polynomial, RandomFourier
+from steinmatch.many import Fits, fit_many
 from steinmatch.measures.discrepancy import ksd, ksd_random_features, ksd_squared, mmd
 from steinmatch.measures.stein import stein_operator, stein_residual
 from steinmatch.measures.velocity import velocity
@@ -54,6 +55,7 @@ __all__ = [
     "Descent",
     "FeatureKernel",
     "Fit",
+    "Fits",
     "Fixed",
     "LevenbergMarquardt",
     "Linear",
@@ -75,6 +77,7 @@ __all__ = [
     "cholesky_corr",
     "compare",
     "fit",
+    "fit_many",
     "from_numpyro",
     "from_pymc",
     "from_stan",

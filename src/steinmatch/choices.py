@@ -3,11 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from steinmatch._checks import check_kind, known_name
+from steinmatch._linalg import numerical_rank
 from steinmatch.adaptive import Walk
 from steinmatch.kernels import IMQ, RBF, AbstractKernel, Matern
 from steinmatch.kernels.features import Linear, LinearRandom
-from steinmatch.solvers import AbstractSolver, Affine, Annealed, Chain, Descent, LevenbergMarquardt, Problem
+from steinmatch.measures.stein import compiled_features_at
+from steinmatch.solvers import AbstractSolver, Affine, Annealed, Chain, Descent, LevenbergMarquardt, Problem, Solution
 
 _KERNELS: dict[str, Callable[[], AbstractKernel]] = {
     "imq": IMQ,
@@ -49,3 +53,11 @@ def _named(value: Any, kind: type, known: dict[str, Callable], what: str) -> Any
         return known[known_name(value, {*known, "auto"} if what == "solver" else known, what, "fit")]()
     check_kind(value, kind, what, "fit", f"a {what} or one of {', '.join(sorted(known))}")
     return value
+
+
+def rank_of(solution: Solution) -> tuple[int, int | None]:
+    """The rank of Phi and its number m of features; None for a full-rank kernel."""
+    m = solution.kernel.n_features(solution.particles.shape[1])
+    if m is None:
+        return 0, None
+    return numerical_rank(np.asarray(compiled_features_at(solution.kernel, solution.particles))), m

@@ -15,7 +15,7 @@ import pickle
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,19 +23,18 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from steinmatch._checks import check_process, positive_integer, positive_number, whole_seed
-from steinmatch._linalg import numerical_rank
+from steinmatch._devices import over, shared_out
 from steinmatch._types import ArrayLike, float64, plain
-from steinmatch.adaptive import BATCH, MOST_DRAWS, Error, Evidence, Mode, Round, Walk, Walked, batch_of, log_evidence
+from steinmatch.adaptive import BATCH, MOST_DRAWS, Evidence, Round, Walk, Walked, batch_of, log_evidence, modes_of, told
 from steinmatch.answers.certificate import Certificate, certify
 from steinmatch.answers.matching import MatchingSet
 from steinmatch.answers.query import Query, answer, query_features
 from steinmatch.answers.sharpening import stein_weights
-from steinmatch.choices import kernel_named, solver_for, solver_named
+from steinmatch.choices import kernel_named, rank_of, solver_for, solver_named
 from steinmatch.coordinates import AffineMap, PulledBack
 from steinmatch.coordinates.plainly import unplaced
 from steinmatch.kernels import RBF, AbstractKernel, Whitened
 from steinmatch.kernels.features import Linear
-from steinmatch.measures.stein import compiled_features_at
 from steinmatch.progress import progress_bar
 from steinmatch.records.pages.report import write_report
 from steinmatch.records.posterior import Posterior
@@ -46,10 +45,10 @@ from steinmatch.solvers import (
     Budget,
     LevenbergMarquardt,
     Problem,
-    Solution,
 )
+from steinmatch.solvers.checkpoint import Checkpoint, identity_of
 from steinmatch.starts import first_particles, more_particles, resampled, spread_of
-from steinmatch.targets import AbstractTarget, check_target, constrained_values
+from steinmatch.targets import AbstractTarget, check_target
 
 _MOST_IN_EQUATIONS = 400  # draws: a query then takes a few tenths of a second
 _PARTICLES_A_FEATURE = 1.4  # of a refined fit, at least: with hardly more particles than features a root may not exist
@@ -232,6 +231,8 @@ def fit(
     max_gradients: int | None = None,
     progress: bool = True,
     ensure_rank: bool = False,
+    checkpoint: str | Path | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Fit:
     """Particles whose averages can be trusted.
 
@@ -257,6 +258,9 @@ def fit(
     - `progress`: show a bar where the output is a terminal.
     - `ensure_rank`: where the features' rank condition (Theorem 3.2) fails although n >= m, run again with half as many
       particles more, up to three times; the reason says so.
+    - `checkpoint`: a file for what has been reached, written on the way: the same call goes on from there, and ends
+      where it would have ended. A finished fit is read from it.
+    - `mesh`: a `jax.sharding.Mesh` of devices over which points and chains are shared out.
 
     A solve that does not converge returns its best particles with `converged=False` and the `reason`; so does Ctrl-C.
     """
@@ -274,23 +278,49 @@ def fit(
     )
     if isinstance(chosen_solver, Walk) and kernel is not None:
         raise ValueError("fit: Walk weighs draws and has no use for a kernel; leave kernel= out.")
-    if kernel is None and (chosen_solver is None or isinstance(chosen_solver, Walk)):
-        return _automatic(target, n_particles, chosen_solver, init, seed, accuracy, budget, progress)
+    if checkpoint is not None:
+        identity = identity_of(target, seed=seed, tol=accuracy, n_particles=n_particles, kernel=kernel, solver=solver)
+        kept = Checkpoint(checkpoint, identity, (target, chosen_kernel, chosen_solver))
+        budget = dataclasses.replace(budget, checkpoint=kept)
+    automatic = kernel is None and (chosen_solver is None or isinstance(chosen_solver, Walk))
+    call = _Call(target, n_particles, chosen_kernel, chosen_solver, init, seed, accuracy, budget, progress, ensure_rank)
+    with over(mesh):
+        return _automatic(call, started) if automatic else _solved(call, started)
+
+
+class _Call(NamedTuple):
+    """What `fit` was asked for, checked."""
+
+    target: AbstractTarget
+    n_particles: int | None
+    kernel: AbstractKernel
+    solver: AbstractSolver | None
+    init: Any
+    seed: int
+    tol: float
+    budget: Budget
+    progress: bool
+    ensure_rank: bool
+
+
+def _solved(call: _Call, started: float) -> Fit:
+    """A fixed point of SVGD with the kernel of the call."""
+    target, init, budget = call.target, call.init, call.budget
     if isinstance(init, Fit):
         init = init.particles
-    start_key, kernel_key = jax.random.split(jax.random.key(seed))
-    particles, _ = first_particles(target, n_particles, init, start_key)
+    start_key, kernel_key = jax.random.split(jax.random.key(call.seed))
+    particles, _ = first_particles(target, call.n_particles, init, start_key)
     started_from, reruns = particles, ""
     attempt = 0
     while True:
         attempt += 1
         n = particles.shape[0]
-        problem = Problem(target, chosen_kernel.bind(kernel_key, particles), jnp.full(n, 1.0 / n))
-        used = solver_for(problem, n) if chosen_solver is None else chosen_solver
-        with progress_bar(progress, f"{type(used).__name__}, {n} particles", budget.max_steps) as report:
-            solution = used.solve(problem, particles, budget, report)
-        rank, m = _rank(solution)
-        if not ensure_rank or m is None or m > n or rank >= m or attempt > 3:
+        problem = Problem(target, call.kernel.bind(kernel_key, particles), jnp.full(n, 1.0 / n))
+        used = solver_for(problem, n) if call.solver is None else call.solver
+        with progress_bar(call.progress, f"{type(used).__name__}, {n} particles", budget.max_steps) as report:
+            solution = used.solve(problem, shared_out(particles), budget.within(attempt), report)
+        rank, m = rank_of(solution)
+        if not call.ensure_rank or m is None or m > n or rank >= m or attempt > 3:
             break
         more = n + max(1, n // 2)
         reruns += f"; the features had rank {rank} of {m} at n={n}, so it ran again with n={more}"
@@ -311,56 +341,39 @@ def fit(
         seconds=time.monotonic() - started,
         history=solution.history,
         frame=plain(solution.frame),
-        seed=seed,
+        seed=call.seed,
     )
 
 
-def _automatic(
-    target: AbstractTarget,
-    n_particles: int | None,
-    solver: Walk | None,
-    init: Any,
-    seed: int,
-    tol: float,
-    budget: Budget,
-    progress: bool,
-) -> Fit:
+def _automatic(call: _Call, started: float) -> Fit:
     """The automatic fit: `Walk`, run by the loop of all solvers."""
-    started = time.monotonic()
-    n = None if n_particles is None else positive_integer(n_particles, "n_particles", "fit")
+    target, init, seed, budget = call.target, call.init, call.seed, call.budget
+    n = None if call.n_particles is None else positive_integer(call.n_particles, "n_particles", "fit")
     if n is not None and n > MOST_DRAWS:
         raise ValueError(f"fit: n_particles={n:,}: the automatic fit has at most {MOST_DRAWS:,} draws; give kernel=.")
     earlier, starts = None, 0
     if isinstance(init, Fit):
         earlier, init = None if len(init.modes) > 1 else init.walked, init.particles
-    if solver is None:
-        solver = Walk(tol, least_draws=n or 1, seed=seed, centred=init is not None, resume=earlier)
+    solver = call.solver
+    if not isinstance(solver, Walk):
+        solver = Walk(call.tol, least_draws=n or 1, seed=seed, centred=init is not None, resume=earlier)
     if solver.resume is None:
-        count = None if earlier is not None else n
         start = np.random.default_rng(seed).normal(size=(BATCH, target.dim)) if init is None else init
-        count = None if init is None else count
+        count = None if init is None or earlier is not None else n
         particles, starts = first_particles(target, count, start, jax.random.key(seed), batch_of(target.dim))
     else:
         particles = solver.resume.z[:1]
     problem = Problem(target, Linear(), jnp.full(len(particles), 1.0 / len(particles)))
-    with progress_bar(progress, "automatic fit", None) as report:
+    with progress_bar(call.progress, "automatic fit", None) as report:
         found = solver.solve(problem, jnp.asarray(particles), budget, report)
     walked: Walked | None = found.outcome
-    weights, particles, error = found.weights, np.asarray(found.particles), None if walked is None else walked.error
-    reason = found.reason
-    if walked is None:
-        unknown = np.full(constrained_values(target, particles[:1])[1].shape[1], np.inf)
-        error = Error(unknown, unknown)
-    elif not found.converged and walked.rounds and walked.rounds[-1].error > 0.0 and "standard error" not in reason:
-        reason += f"; the largest standard error of a mean or sd is {walked.error.largest:.2g}, tol={solver.tol:g}"
-        reason = "; ".join([*walked.notes, reason])
-    assert error is not None
+    (reason, error), weights, particles = told(target, found, solver.tol), found.weights, np.asarray(found.particles)
     if n is not None and len(particles) > n:
         particles, weights, error = resampled(target, particles, weights, error, n, seed)
         reason += f"; {n:,} of them were drawn by weight, which leaves an error of {error.largest:.2g}"
-    kernel = found.kernel
-    if walked is not None and found.frame is None:  # a frame that is not affine: linear features of the particles' own
-        kernel = Whitened(Linear(), spread_of(particles, weights))
+    # Of a frame that is not affine: linear features of the particles' own spread.
+    own = walked is not None and found.frame is None
+    kernel = Whitened(Linear(), spread_of(particles, weights)) if own else found.kernel
     return Fit(
         target=target,
         kernel=plain(kernel),
@@ -381,20 +394,6 @@ def _automatic(
         layout=None if walked is None else walked.layout,
         rounds=() if walked is None else walked.rounds,
         walked=walked,
-        modes=_modes(walked),
+        modes=modes_of(walked),
         tol=solver.tol,
     )
-
-
-def _modes(walked: Walked | None) -> tuple[Mode, ...]:
-    if walked is None or walked.modes or walked.verdict is None:
-        return () if walked is None else walked.modes
-    return (Mode(1.0, 0.0, *walked.verdict.estimate),)
-
-
-def _rank(solution: Solution) -> tuple[int, int | None]:
-    """The rank of Phi and its number m of features; None for a full-rank kernel."""
-    m = solution.kernel.n_features(solution.particles.shape[1])
-    if m is None:
-        return 0, None
-    return numerical_rank(np.asarray(compiled_features_at(solution.kernel, solution.particles))), m

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
 @contextmanager
@@ -29,3 +29,15 @@ def progress_bar(show: bool, title: str, total: int | None) -> Iterator:
             bar.update(task, completed=iterate.n_steps, doing=doing)
 
         yield move
+
+
+@contextmanager
+def counted_bar(show: bool, title: str, total: int) -> Iterator:
+    """Yields a function that moves a bar by one."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not show or not (console.is_terminal or console.is_jupyter)
+    ) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda: bar.advance(task)

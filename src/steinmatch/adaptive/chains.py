@@ -19,7 +19,8 @@ from steinmatch.coordinates.plainly import placed
 from steinmatch.measures.images import Values
 from steinmatch.measures.weights import Layout
 from steinmatch.solvers.affine import AffineState
-from steinmatch.targets import AbstractTarget, Evaluations, SavedTarget
+from steinmatch.solvers.base import Solution
+from steinmatch.targets import AbstractTarget, Evaluations, SavedTarget, constrained_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,6 +263,26 @@ def left_behind(memory: Memory, error: Error, verdict: Verdict | None) -> Walked
         chains=chains,
         verdict=verdict,
     )
+
+
+def told(target: AbstractTarget, found: Solution, tol: float) -> tuple[str, Error]:
+    """Why a walk ended, and its errors; unknown ones where it ended before its first verdict."""
+    walked: Walked | None = found.outcome
+    if walked is None:
+        unknown = np.full(constrained_values(target, np.asarray(found.particles)[:1])[1].shape[1], np.inf)
+        return found.reason, Error(unknown, unknown)
+    reason = found.reason
+    if not found.converged and walked.rounds and walked.rounds[-1].error > 0.0 and "standard error" not in reason:
+        reason += f"; the largest standard error of a mean or sd is {walked.error.largest:.2g}, tol={tol:g}"
+        reason = "; ".join([*walked.notes, reason])
+    return reason, walked.error
+
+
+def modes_of(walked: Walked | None) -> tuple[Mode, ...]:
+    """The modes that a walk weighed, one as a rule."""
+    if walked is None or walked.modes or walked.verdict is None:
+        return () if walked is None else walked.modes
+    return (Mode(1.0, 0.0, *walked.verdict.estimate),)
 
 
 @float64

@@ -127,19 +127,8 @@ def look_for_modes(
 ) -> Modes:
     """Other modes of a target, one of which the frame describes; `points` are some of the frame's own."""
     d = len(centre)
-    rng = np.random.default_rng(seed)
     seen = Seen(evaluate, frame)
-    chosen = rays.suspects[rng.permutation(len(rays.suspects))[: BATCH // 2]]
-    spreads = np.resize(_SPREAD, BATCH)[:, None] * rng.normal(size=(BATCH, d))
-    far = np.concatenate([chosen, centre + spreads[::2] * scale])
-    with np.errstate(all="ignore"):
-        far = unplaced(frame, far)
-        far = far[np.max(np.abs(far), axis=1) < _FARTHEST]
-    middle = rng.normal(size=(1, d)) / (2.0 * np.sqrt(d))  # the centre itself may be a saddle between two modes
-    starts = np.concatenate([middle, far, spreads[1::2]])[:BATCH]
-    if len(starts) < BATCH:
-        starts = np.concatenate([starts, np.resize(spreads, (BATCH - len(starts), d))])
-    ends, tops = _ascend(seen, starts)
+    ends, tops = _ascend(seen, _begun(frame, rays, centre, scale, np.random.default_rng(seed)))
     bound = float(np.mean(points.log_densities))
     usual = bound + 0.5 * d  # log pi at the mode of a normal is d / 2 above its mean
     high = ~(tops < usual - d - _RANGE)
@@ -153,25 +142,7 @@ def look_for_modes(
         candidates.insert(0, (ends[peak], 0.01))
     if rays.wide is not None:
         candidates.insert(0, (np.zeros(d), 0.5 * rays.wide))
-    few = begin_points(d) < 2 * d + 2
-    rivals: list[AffineState] = []
-    for z, scale_there in candidates:
-        if len(rivals) >= _MOST:
-            break
-        local, done = begin_climb(seen, z, np.full(d, scale_there), seed, scale_there > 1.0), False
-        for _ in range(_OTHER_SWEEPS):
-            if not usable(local.bound) or not (across or _other(local, rivals, 0.5)):
-                break
-            local, error, done = raise_bound(seen, local, 1e-2)
-            slow = len(local.gains) > 1 and local.gains[-1] < _SLOW_RISE
-            done = done or error < _NEARLY or (error < _SETTLED and slow)
-            if done or (few and not local.diagonal):  # in many dimensions a diagonal frame must do
-                done = True
-                break
-        known = np.isfinite(local.bound.value) or evaluate.target.log_density is None
-        settled = done and usable(local.bound) and (few or bound_error(local) < _SETTLED)
-        if settled and known and (_apart(local, rivals) if across else _other(local, rivals)):
-            rivals.append(local)
+    rivals = _rivals(seen, candidates, bool(across), seed)
     home = not across or len(rivals) < 2
     if across and home:
         rivals = []
@@ -192,6 +163,53 @@ def look_for_modes(
     if home and not top - bound > np.log(max(r for _, r in matter) ** 2 / 0.02) + 1.0:
         frames.insert(0, _outside(frame, AffineMap(jnp.zeros(d), jnp.eye(d))))
     return Modes(notes, place, tuple(frames))
+
+
+def _begun(
+    frame: AbstractFrame,
+    rays: Rays,
+    centre: Float[np.ndarray, " d"],
+    scale: Float[np.ndarray, " d"],
+    rng: np.random.Generator,
+) -> Float[np.ndarray, "n d"]:
+    """A batch of points to climb from, in the frame: the middle, suspects, and points spread widely."""
+    d = len(centre)
+    chosen = rays.suspects[rng.permutation(len(rays.suspects))[: BATCH // 2]]
+    spreads = np.resize(_SPREAD, BATCH)[:, None] * rng.normal(size=(BATCH, d))
+    far = np.concatenate([chosen, centre + spreads[::2] * scale])
+    with np.errstate(all="ignore"):
+        far = unplaced(frame, far)
+        far = far[np.max(np.abs(far), axis=1) < _FARTHEST]
+    middle = rng.normal(size=(1, d)) / (2.0 * np.sqrt(d))  # the centre itself may be a saddle between two modes
+    starts = np.concatenate([middle, far, spreads[1::2]])[:BATCH]
+    if len(starts) < BATCH:
+        starts = np.concatenate([starts, np.resize(spreads, (BATCH - len(starts), d))])
+    return starts
+
+
+def _rivals(seen: Seen, candidates: list[tuple[np.ndarray, float]], across: bool, seed: int) -> list[AffineState]:
+    """Affine phases of candidates, each with a scale, that end in modes of their own."""
+    d = len(candidates[0][0]) if candidates else 0
+    few = begin_points(d) < 2 * d + 2
+    rivals: list[AffineState] = []
+    for z, scale_there in candidates:
+        if len(rivals) >= _MOST:
+            break
+        local, done = begin_climb(seen, z, np.full(d, scale_there), seed, scale_there > 1.0), False
+        for _ in range(_OTHER_SWEEPS):
+            if not usable(local.bound) or not (across or _other(local, rivals, 0.5)):
+                break
+            local, error, done = raise_bound(seen, local, 1e-2)
+            slow = len(local.gains) > 1 and local.gains[-1] < _SLOW_RISE
+            done = done or error < _NEARLY or (error < _SETTLED and slow)
+            if done or (few and not local.diagonal):  # in many dimensions a diagonal frame must do
+                done = True
+                break
+        known = np.isfinite(local.bound.value) or seen.evaluate.target.log_density is None
+        settled = done and usable(local.bound) and (few or bound_error(local) < _SETTLED)
+        if settled and known and (_apart(local, rivals) if across else _other(local, rivals)):
+            rivals.append(local)
+    return rivals
 
 
 def _outside(frame: AbstractFrame, local: AffineMap) -> AffineMap:

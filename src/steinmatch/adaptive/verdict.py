@@ -60,6 +60,15 @@ class _Estimate(NamedTuple):
     error: Float[np.ndarray, " f"]
 
 
+class _System(NamedTuple):
+    """Stein images of the largest family, in units of their size, and the regressions on them."""
+
+    psi: Float[np.ndarray, "n m"]
+    scale: Float[np.ndarray, " m"]
+    columns: dict[Family, np.ndarray]
+    fits: CrossFit
+
+
 def judge(
     z: Float[np.ndarray, "n d"],
     scores: Float[np.ndarray, "n d"],
@@ -76,36 +85,24 @@ def judge(
     k = values.value.shape[1]
     mean, sd = values.value.mean(axis=0), _positive(values.value.std(axis=0))
     functions = moment_functions(values.value, mean, sd)
-    estimates = [_estimate(None, np.zeros_like(functions), functions, layout)]
     tried = affordable(n, d, k) if families is None else families
-    psi = scale = fits = None
-    columns: dict[Family, np.ndarray] = {}
-    if tried:
-        psi = all_images(tried[-1], z, scores, values, mean, sd)
-        scale = np.sqrt(np.mean(psi**2, axis=0))
-        scale = np.where(np.isfinite(scale) & (scale > 0.0), scale, np.inf)
-        psi = psi / scale
-        heavy = too_heavy(psi, d, k)
-        columns = {family: _columns(family, d, k, heavy) for family in tried}
-        fits = CrossFit(functions, psi, layout.folds())
-        for family in tried:
-            estimates.append(_estimate(family, fits.control(columns[family]), functions, layout))
+    estimates, system = _estimates(tried, z, scores, values, functions, layout)
     best = estimates[0]
     for estimate in estimates[1:]:
         best = estimate if estimate.error.max() < _BETTER * best.error.max() else best
     agree = _agree(best.control, layout, _FALSE_ALARM)
     candidates = _accepted(estimates, layout) if agree else estimates[:1]
-    estimate, weights, ess, residual = _weighed(candidates, psi, columns)
+    estimate, weights, ess, residual = _weighed(candidates, system)
     rest = _in_units(functions - estimate.control, estimate.unit)
     seen = spread(rest, layout)
     parts = [_cautious(rest, layout), weights @ _in_units(functions, estimate.unit) - seen.mean]
     if start is not None:
         begun = moment_functions(start[2].value, mean, sd)
         if estimate.family is not None:
-            assert fits is not None and scale is not None
-            own = columns[estimate.family]
-            images = (all_images(tried[-1], *start, mean, sd) / scale)[:, own]
-            begun = begun - images @ fits.coefficients(own)
+            assert system is not None
+            own = system.columns[estimate.family]
+            images = (all_images(tried[-1], *start, mean, sd) / system.scale)[:, own]
+            begun = begun - images @ system.fits.coefficients(own)
         parts.append(_remembered(_in_units(begun, estimate.unit), seen))
     error = np.sqrt(sum(part**2 for part in parts) + _ROUNDING**2)
     memory, mixed = _mixed(functions, layout)
@@ -184,6 +181,30 @@ def _estimate(family: Family | None, control: np.ndarray, functions: np.ndarray,
     return _Estimate(family, control, unit, _cautious(_in_units(rest, unit), layout))
 
 
+def _estimates(
+    tried: list[Family],
+    z: Float[np.ndarray, "n d"],
+    scores: Float[np.ndarray, "n d"],
+    values: Values,
+    functions: Float[np.ndarray, "n f"],
+    layout: Layout,
+) -> tuple[list[_Estimate], _System | None]:
+    """The estimates without and with the control variates of each family."""
+    plain = _estimate(None, np.zeros_like(functions), functions, layout)
+    if not tried:
+        return [plain], None
+    d, k = z.shape[1], values.value.shape[1]
+    psi = all_images(tried[-1], z, scores, values, values.value.mean(axis=0), _positive(values.value.std(axis=0)))
+    scale = np.sqrt(np.mean(psi**2, axis=0))
+    scale = np.where(np.isfinite(scale) & (scale > 0.0), scale, np.inf)
+    psi = psi / scale
+    heavy = too_heavy(psi, d, k)
+    columns = {family: _columns(family, d, k, heavy) for family in tried}
+    fits = CrossFit(functions, psi, layout.folds())
+    found = [_estimate(family, fits.control(columns[family]), functions, layout) for family in tried]
+    return [plain, *found], _System(psi, scale, columns, fits)
+
+
 def _columns(family: Family, d: int, k: int, heavy: np.ndarray) -> np.ndarray:
     found = np.nonzero(family.columns(d, k))[0]
     return found[~heavy[found]]
@@ -194,13 +215,13 @@ def _positive(values: np.ndarray) -> np.ndarray:
 
 
 def _weighed(
-    estimates: list[_Estimate], psi: np.ndarray | None, columns: dict[Family, np.ndarray]
+    estimates: list[_Estimate], system: _System | None
 ) -> tuple[_Estimate, Float[np.ndarray, " n"], float, float]:
     """Positive weights for the last estimate's equations, or for those of the next smaller family that has them."""
     n = len(estimates[0].control)
     for estimate in estimates[:0:-1]:
-        assert estimate.family is not None and psi is not None
-        found = nearest_weights(psi[:, columns[estimate.family]])
+        assert estimate.family is not None and system is not None
+        found = nearest_weights(system.psi[:, system.columns[estimate.family]])
         if found is not None and found.ess >= _LEAST_ESS * n:
             return estimate, found.weights, found.ess, found.residual
     return estimates[0], np.full(n, 1.0 / n), float(n), 0.0

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from steinmatch._devices import gathered, shared_out
 from steinmatch.coordinates import PulledBack
 from steinmatch.targets.compiled import compiled
 
@@ -77,10 +78,10 @@ def advance(
     `factors` multiply the steps. Those below one shorten the trajectories too: chains that have come to where the
     density is stiff, and where long steps are all rejected, get away from there.
     """
-    given = (States(*map(jnp.asarray, states)), key, jnp.asarray(log_step), jnp.asarray(gains), jnp.asarray(factors))
+    given = (States(*map(shared_out, states)), key, jnp.asarray(log_step), jnp.asarray(gains), jnp.asarray(factors))
     states, last_step, rows = _advance(target, *given)
-    z, scores, *others = (np.asarray(row) for row in rows)
-    return Stretch(States(*map(np.asarray, states)), float(last_step), z, scores, *others)
+    z, scores, *others = (gathered(row) for row in rows)
+    return Stretch(States(*map(gathered, states)), float(last_step), z, scores, *others)
 
 
 @compiled

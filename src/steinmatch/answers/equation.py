@@ -91,40 +91,26 @@ def stein_equation(
     points, checked, bound = bound_at("stein_equation", target, features, points, weights, seed)
     n = points.shape[0]
     w = np.full(n, 1.0 / n) if checked is None else checked / checked.sum()
-    if ridge is not None and not (np.isfinite(ridge) and ridge >= 0.0):
-        raise ValueError(f"stein_equation: ridge must be a number >= 0, got {ridge!r}; leave it out to have it chosen.")
+    _check_ridge(ridge)
     values, shape = _values(f, points)
     held = bound.hold(points)
     scores = np.asarray(compiled_scores_at(target, points))
     _check_finite(scores, "the score of the target")
     maps, kernels = _parts(held, target.dim)
     columns = [np.asarray(_scaled_images(part, frame, points, scores)).reshape(n, -1) for part, frame in maps]
-    design = np.concatenate(columns, axis=1) if columns else np.zeros((n, 0))
-    gram = sum((np.asarray(_stein_matrix(part, frame, points, scores)) for part, frame in kernels), np.zeros((n, n)))
+    design = np.concatenate([np.zeros((n, 0)), *columns], axis=1)
     lengths = np.sqrt(w @ design**2)
     lengths[lengths == 0.0] = 1.0
     root_weights = np.sqrt(w)[:, None]
     constant, scaled, y = root_weights, root_weights * design / lengths, root_weights * values
+    system = _System(constant, scaled, None)
     if kernels:
-        if scaled.shape[1] + 1 >= n:
-            raise ValueError(
-                f"stein_equation: the semi-exact form fits its {scaled.shape[1]} feature images without a penalty, "
-                f"and needs more points than that; got {n}. Use fewer features, more points, or features alone."
-            )
-        system = _System(np.concatenate([constant, scaled], axis=1), None, root_weights * gram * root_weights.T)
-    else:
-        system = _System(constant, scaled, None)
+        gram = sum(np.asarray(_stein_matrix(part, frame, points, scores)) for part, frame in kernels)
+        system = _semi_exact(np.concatenate([constant, scaled], axis=1), root_weights * gram * root_weights.T)
     solved = system.least_norm(y) if ridge == 0.0 and not kernels else system.solve(y, ridge)
     beta, theta = solved.fixed, solved.coefficients
-    coefficients = None
-    if columns:
-        flat = (beta[1:] if kernels else theta) / lengths[:, None]
-        sizes = np.cumsum([c.shape[1] for c in columns])[:-1]
-        blocks = [
-            np.einsum("ab,lbk->lak", frame.root, block.reshape(-1, target.dim, values.shape[1]))
-            for (_, frame), block in zip(maps, np.split(flat, sizes), strict=True)
-        ]
-        coefficients = np.concatenate(blocks).reshape(-1, target.dim, *shape)
+    flat = (beta[1:] if kernels else theta) / lengths[:, None]
+    coefficients = _outside(flat, maps, [c.shape[1] for c in columns], (target.dim, *shape)) if columns else None
     spread = np.where(root_weights > 0.0, root_weights, 1.0)
     left, loo = solved.left / spread, solved.left_out / spread
     return SteinSolution(
@@ -141,6 +127,28 @@ def stein_equation(
     )
 
 
+def _outside(
+    flat: Float[np.ndarray, "m k"], maps: list, sizes: list[int], shape: tuple[int, ...]
+) -> Float[np.ndarray, "l ..."]:
+    """Coefficients of features in whitened coordinates as those of fields in the target's own."""
+    blocks = [
+        np.einsum("ab,lbk->lak", frame.root, block.reshape(-1, len(frame.root), flat.shape[1]))
+        for (_, frame), block in zip(maps, np.split(flat, np.cumsum(sizes)[:-1]), strict=True)
+    ]
+    return np.concatenate(blocks).reshape(-1, *shape)
+
+
+def _semi_exact(fixed: Float[np.ndarray, "n m"], gram: Float[np.ndarray, "n n"]) -> "_System":
+    """Features without a penalty beside a kernel with one."""
+    n, m = fixed.shape
+    if m >= n:
+        raise ValueError(
+            f"stein_equation: the semi-exact form fits its {m - 1} feature images without a penalty, "
+            f"and needs more points than that; got {n}. Use fewer features, more points, or features alone."
+        )
+    return _System(fixed, None, gram)
+
+
 def _values(f: Any, points: Array) -> tuple[Float[np.ndarray, "n k"], tuple[int, ...]]:
     """f at the points, flattened to (n, k), and the shape of one value."""
     values = values_at(f, points) if callable(f) else np.asarray(f, np.float64)
@@ -151,6 +159,11 @@ def _values(f: Any, points: Array) -> tuple[Float[np.ndarray, "n k"], tuple[int,
         )
     _check_finite(values, "f")
     return values.reshape(values.shape[0], -1), values.shape[1:]
+
+
+def _check_ridge(ridge: float | None) -> None:
+    if ridge is not None and not (np.isfinite(ridge) and ridge >= 0.0):
+        raise ValueError(f"stein_equation: ridge must be a number >= 0, got {ridge!r}; leave it out to have it chosen.")
 
 
 def _check_finite(values: np.ndarray, name: str) -> None:

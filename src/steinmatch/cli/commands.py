@@ -6,11 +6,14 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+if TYPE_CHECKING:
+    from steinmatch.fitting import Fit
 
 app = typer.Typer(
     help="Bayesian inference by Stein moment matching.",
@@ -74,6 +77,38 @@ def _fail(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
+def _written(result: "Fit", out: Path, csv: bool, title: str) -> list[Path]:
+    """The files of a fit; none, and a message, where they cannot be written."""
+    names = ("report.html", "fit.nc", "summary.csv", "particles.png", *(("draws.csv",) if csv else ()))
+    try:
+        result.save(out / "fit.nc")
+        result.summary().write_csv(out / "summary.csv")
+        result.plot(out / "particles.png")
+        result.report(out / "report.html", title=title, call=_call())
+        if csv:
+            result.write_csv(out / "draws.csv")
+    except (OSError, ValueError) as error:
+        Console(stderr=True).print(escape(f"Not written into {out}: {error}"))
+        return []
+    return [out / name for name in names]
+
+
+def _record(result: "Fit") -> dict[str, Any]:
+    summary = result.summary()
+    return {
+        "converged": result.converged,
+        "reason": result.reason,
+        "residual": result.residual,
+        "n_gradients": result.n_gradients,
+        "n_hvps": result.n_hvps,
+        "seconds": result.seconds,
+        "parameters": {name: summary[name] for name in summary.names},
+    }
+
+
+_OUT = Path("out/fit")
+
+
 @app.command()
 def fit(
     model: Annotated[
@@ -81,9 +116,7 @@ def fit(
         typer.Argument(metavar="FILE[:NAME]", help="Python with a target, a NumPyro or PyMC model; or a .stan file."),
     ],
     data: Annotated[Path | None, typer.Option(help="JSON file of data, for Stan and NumPyro models.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for report.html, fit.nc, summary.csv and particles.png.")] = Path(
-        "out/fit"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for report.html, fit.nc, summary.csv and particles.png.")] = _OUT,
     tol: Annotated[float, typer.Option(help="Accuracy of means and sds, in posterior sds.")] = 0.02,
     particles: Annotated[int | None, typer.Option(min=1, help="Number of particles; automatic by default.")] = None,
     kernel: Annotated[
@@ -124,38 +157,15 @@ def fit(
         )
     except (BadFile, ValueError, TypeError) as error:
         _fail(str(error))
-    summary = result.summary()
-    try:
-        result.save(out / "fit.nc")
-        summary.write_csv(out / "summary.csv")
-        result.plot(out / "particles.png")
-        result.report(out / "report.html", title=Path(model.split(":")[0]).stem, call=_call())
-        if csv:
-            result.write_csv(out / "draws.csv")
-    except (OSError, ValueError) as error:
-        Console(stderr=True).print(escape(f"Not written into {out}: {error}"))
-        unwritten = True
-    else:
-        unwritten = False
+    written = _written(result, out, csv, Path(model.split(":")[0]).stem)
     if as_json:
-        record = {
-            "converged": result.converged,
-            "reason": result.reason,
-            "residual": result.residual,
-            "n_gradients": result.n_gradients,
-            "n_hvps": result.n_hvps,
-            "seconds": result.seconds,
-            "parameters": {name: summary[name] for name in summary.names},
-        }
-        print(_json(record))
+        print(_json(_record(result)))
     elif not quiet:
         console = Console()
-        console.print(summary)
+        console.print(result.summary())
         console.print(result.certificate)
-        written = ("report.html", "fit.nc", "summary.csv", "particles.png", *(("draws.csv",) if csv else ()))
-        files = ", ".join(str(out / name) for name in written)
-        console.print("" if unwritten else f"Written: {escape(files)}")
-    if unwritten:
+        console.print("" if not written else f"Written: {escape(', '.join(map(str, written)))}")
+    if not written:
         raise typer.Exit(2)
     if not result.converged:
         raise typer.Exit(NOT_CONVERGED)

@@ -23,7 +23,7 @@ from steinmatch.experiments.methods import (
     Settings,
 )
 from steinmatch.experiments.page import write_page
-from steinmatch.experiments.store import Cell, Results, Store, to_json
+from steinmatch.experiments.store import Cell, Results, Row, Store, to_json
 from steinmatch.experiments.workers import compute_cell, compute_in_processes
 
 _SOLVERS = {"both": ("descent", "newton"), "descent": ("descent",), "newton": ("newton",)}
@@ -72,25 +72,6 @@ def run_experiments(
       `if __name__ == "__main__":`.
     - `progress`: show a bar where the output is a terminal.
     """
-    with only_one(Path(out), "run"):
-        return _run(experiments, Path(out), trials, seed, quick, solver, annealed, jobs, progress)
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}" + ("" if n == 1 else "s")
-
-
-def _run(
-    experiments: Sequence[Experiment],
-    out: Path,
-    trials: int,
-    seed: int,
-    quick: bool,
-    solver: str,
-    annealed: bool,
-    jobs: int,
-    progress: bool,
-) -> list[Claim]:
     settings = Settings(
         trials=1 if quick else positive_integer(trials, "trials", "run"),
         seed=whole_seed(seed, "run"),
@@ -98,8 +79,24 @@ def _run(
         solvers=_SOLVERS[known_name(solver, _SOLVERS, "solver", "run")],
         annealed=annealed,
     )
-    started = time.monotonic()
     jobs = positive_integer(jobs, "jobs", "run")
+    started, folder = time.monotonic(), Path(out)
+    with only_one(folder, "run"):
+        rows = _computed(experiments, settings, folder, jobs, progress)
+        claims = _decided(experiments, rows, folder)
+        solving = sum(float(row.get("seconds") or 0.0) for found in rows.values() for row in found)
+        _write_pages(settings, folder, solving, time.monotonic() - started)
+    return claims
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" + ("" if n == 1 else "s")
+
+
+def _computed(
+    experiments: Sequence[Experiment], settings: Settings, out: Path, jobs: int, progress: bool
+) -> dict[str, list[Row]]:
+    """The rows of all cells, those that are missing computed with a bar."""
     cells = {experiment.name: experiment.cells(settings) for experiment in experiments}
     stores = {name: Store(out / "cells" / name) for name in cells}
     work = [(name, i) for name, found in cells.items() for i, cell in enumerate(found)]
@@ -123,7 +120,11 @@ def _run(
                 bar.update(task, description=name)
                 compute_cell(stores[name], cells[name][i])
                 bar.advance(task)
-    rows = {name: [row for cell in found for row in stores[name].rows(cell) or []] for name, found in cells.items()}
+    return {name: [row for cell in found for row in stores[name].rows(cell) or []] for name, found in cells.items()}
+
+
+def _decided(experiments: Sequence[Experiment], rows: dict[str, list[Row]], out: Path) -> list[Claim]:
+    """Tables and figures, and the claims that the rows decide."""
     claims: list[Claim] = []
     for experiment in experiments:
         results = Results(rows[experiment.name])
@@ -133,15 +134,19 @@ def _run(
         record = {"title": experiment.title, "claims": [dataclasses.asdict(claim) for claim in found]}
         write_whole(out / "cells" / f"{experiment.name}.claims.json", to_json(record))
         claims += found
-    solve_seconds = sum(float(row.get("seconds") or 0.0) for found in rows.values() for row in found)
+    return claims
+
+
+def _write_pages(settings: Settings, out: Path, solving: float, running: float) -> None:
+    """The pages show all experiments that the folder holds, not only those of this run."""
     heading = "Claims of the paper" + (", quick run" if settings.quick else "")
-    solving, running = (_counted(round(s / 60.0), "minute") for s in (solve_seconds, time.monotonic() - started))
+    minutes = [_counted(round(seconds / 60.0), "minute") for seconds in (solving, running)]
     note = (
         f"\n{_counted(settings.trials, 'trial')}, seed {settings.seed}; descent: AdaGrad, rate {DESCENT_RATE}, "
         f"{DESCENT_STEPS} steps; our solver: at most {NEWTON_STEPS} steps of {INNER_STEPS} inner iterations, down to a "
-        f"scaled residual of {EXACT:g} ({ROUGH:g} on RBMs and mixtures). {solving} of solving, {running} in this run.\n"
+        f"scaled residual of {EXACT:g} ({ROUGH:g} on RBMs and mixtures). {minutes[0]} of solving, {minutes[1]} in "
+        "this run.\n"
     )
-    # The pages show all experiments that the folder holds, not only those of this run.
     titles, everything = {}, []
     for path in sorted((out / "cells").glob("*.claims.json")):
         record = json.loads(path.read_text())
@@ -149,4 +154,3 @@ def _run(
         everything += [Claim(**claim) for claim in record["claims"]]
     write_whole(out / "claims.md", markdown(everything, heading) + note)
     write_page(out, titles, everything, note.strip())
-    return claims

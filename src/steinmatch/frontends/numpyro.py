@@ -1,5 +1,6 @@
 """NumPyro models, through their own potential on the unconstrained space."""
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Callable
@@ -175,6 +176,91 @@ def _with_new(model: Callable, args: tuple, kwargs: dict, data: dict[str, Any], 
     return {**kept, **_known(model, data, "predict")}
 
 
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What a posterior asks of its model beside the density."""
+
+    given: Callable  # as the user wrote it
+    model: Callable  # with arrays of its own
+    args: tuple
+    kwargs: dict
+    sites: _Sites
+    observed: dict[str, np.ndarray]
+    factors: frozenset[str]  # sites of numpyro.factor: no draws
+
+    def predict(self, x: np.ndarray, values: dict[str, np.ndarray], seed: int, data: dict[str, Any]) -> dict:
+        key, latent = jax.random.key(seed), self._latent(values)
+        if not data:
+            return self._shown(Predictive(_Unobserved(self.model), latent)(key, *self.args, **self.kwargs))
+        anew = _with_new(self.given, self.args, self.kwargs, data, self.observed)
+        try:
+            return self._shown(Predictive(self.given, latent)(key, **anew))
+        except Exception as error:
+            raise ValueError(
+                f"predict: the model failed with the new data: {type(error).__name__}: {error}. Observations that "
+                "are not given are passed as None, as for numpyro.infer.Predictive."
+            ) from error
+
+    def prior(self, n: int, seed: int) -> dict[str, np.ndarray]:
+        drawn = Predictive(_Unobserved(self.model), num_samples=n)
+        return self._shown(drawn(jax.random.key(seed), *self.args, **self.kwargs))
+
+    def renewed(self, args: tuple, data: dict[str, Any]) -> Target:
+        if args:
+            return from_numpyro(self.given, *args, **data)
+        own = _bound(self.given, self.args, self.kwargs, "update")
+        return from_numpyro(self.given, **{**own, **_known(self.given, data, "update")})
+
+    def unconstrain(self, values: dict[str, np.ndarray]) -> np.ndarray:
+        def one(params: dict) -> jax.Array:
+            free = unconstrain_fn(self.model, self.args, self.kwargs, params)
+            return jax.numpy.concatenate([jax.numpy.ravel(free[name]) for name, _ in self.sites.shapes])
+
+        with jax.enable_x64(True):
+            return np.asarray(jax.vmap(one)({k: jax.numpy.asarray(values[k]) for k, _ in self.sites.shapes}))
+
+    def log_likelihood(self, x: np.ndarray, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        with jax.enable_x64(True):
+            latent = {name: jax.numpy.asarray(value) for name, value in self._latent(values).items()}
+            return self._shown(log_likelihood_of(self.model, latent, *self.args, **self.kwargs))
+
+    def constants(self) -> dict[str, np.ndarray]:
+        """Arrays among the arguments that are no observations."""
+        try:
+            named = _bound(self.given, self.args, self.kwargs, "from_numpyro")
+        except ValueError:  # a callable without a signature
+            named = self.kwargs
+        others = (*self.observed, *dict(self.sites.shapes))
+        return {
+            name: value
+            for name, value in named.items()
+            if isinstance(value, np.ndarray)
+            and not any(np.array_equal(value, seen) for seen in self.observed.values())
+            and name not in others
+        }
+
+    def _latent(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: value for name, value in values.items() if name in dict(self.sites.shapes)}
+
+    def _shown(self, drawn: dict[str, Any]) -> dict[str, np.ndarray]:
+        return {name: np.asarray(value) for name, value in drawn.items() if name not in self.factors}
+
+
+def _plates(found: dict[str, Any]) -> tuple[dict[str, list[str]], dict[str, list]]:
+    """Plates as dims and coords."""
+    dims, coords = {}, {}
+    for name, site in found.items():
+        if site["type"] != "sample" or isinstance(site["fn"], Unit):
+            continue
+        frames = sorted(site.get("cond_indep_stack", []), key=lambda frame: frame.dim)
+        shape = np.shape(site["value"])
+        if frames and len(shape) >= len(frames):
+            extra = [f"{name}_dim_{i}" for i in range(len(shape) - len(frames))]
+            dims[name] = [*(frame.name for frame in frames), *extra]
+            coords |= {frame.name: list(range(frame.size)) for frame in frames}
+    return dims, coords
+
+
 @float64
 def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     """The posterior of a NumPyro model, called as `model(*args, **kwargs)`.
@@ -184,8 +270,7 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     """
     if not callable(model):
         raise TypeError(f"from_numpyro: model must be a NumPyro model, a function; got {model!r:.80}.")
-    given = model
-    model = with_own_arrays(model)
+    given, model = model, with_own_arrays(model)
     args, kwargs = jax.tree.map(_as_leaf, (args, kwargs))
     try:
         found = _sites_of(model, args, kwargs)
@@ -201,74 +286,23 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     if not start:
         raise ValueError("from_numpyro: the model has no latent sites.")
     sites = _Sites(tuple(start.items()))
-    dim = sum(math.prod(shape) for shape in start.values())
-
-    def predict(x: np.ndarray, values: dict[str, np.ndarray], seed: int, data: dict[str, Any]) -> dict:
-        latent = {name: value for name, value in values.items() if name in start}
-        if not data:
-            drawn = Predictive(_Unobserved(model), latent)(jax.random.key(seed), *args, **kwargs)
-        else:
-            anew = _with_new(given, args, kwargs, data, observed)
-            try:
-                drawn = Predictive(given, latent)(jax.random.key(seed), **anew)
-            except Exception as error:
-                raise ValueError(
-                    f"predict: the model failed with the new data: {type(error).__name__}: {error}. Observations that "
-                    "are not given are passed as None, as for numpyro.infer.Predictive."
-                ) from error
-        return {name: np.asarray(value) for name, value in drawn.items() if name not in factors}
-
-    def prior(n: int, seed: int) -> dict[str, np.ndarray]:
-        drawn = Predictive(_Unobserved(model), num_samples=n)(jax.random.key(seed), *args, **kwargs)
-        return {name: np.asarray(value) for name, value in drawn.items() if name not in factors}
-
-    def renewed(new_args: tuple, data: dict[str, Any]) -> Target:
-        if new_args:
-            return from_numpyro(given, *new_args, **data)
-        return from_numpyro(given, **{**_bound(given, args, kwargs, "update"), **_known(given, data, "update")})
-
-    def unconstrain(values: dict[str, np.ndarray]) -> np.ndarray:
-        def one(params: dict) -> jax.Array:
-            free = unconstrain_fn(model, args, kwargs, params)
-            return jax.numpy.concatenate([jax.numpy.ravel(free[name]) for name, _ in sites.shapes])
-
-        with jax.enable_x64(True):
-            return np.asarray(jax.vmap(one)({name: jax.numpy.asarray(values[name]) for name in start}))
-
-    def log_likelihood(x: np.ndarray, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        with jax.enable_x64(True):
-            latent = {name: jax.numpy.asarray(value) for name, value in values.items() if name in start}
-            found = log_likelihood_of(model, latent, *args, **kwargs)
-        return {name: np.asarray(value) for name, value in found.items() if name not in factors}
-
-    dims, coords, factors, observed = {}, {}, set(), {}
-    for name, site in found.items():
-        if site["type"] == "sample" and isinstance(site["fn"], Unit):  # what numpyro.factor makes
-            factors.add(name)
-        elif site["type"] == "sample":
-            if site["is_observed"]:
-                observed[name] = np.asarray(site["value"])
-            frames = sorted(site.get("cond_indep_stack", []), key=lambda frame: frame.dim)
-            shape = np.shape(site["value"])
-            if frames and len(shape) >= len(frames):
-                extra = [f"{name}_dim_{i}" for i in range(len(shape) - len(frames))]
-                dims[name] = [*(frame.name for frame in frames), *extra]
-                coords |= {frame.name: list(range(frame.size)) for frame in frames}
-    try:
-        named = _bound(given, args, kwargs, "from_numpyro")
-    except ValueError:  # a callable without a signature
-        named = kwargs
-    constant = {
-        name: value
-        for name, value in named.items()
-        if isinstance(value, np.ndarray)
-        and not any(np.array_equal(value, seen) for seen in observed.values())
-        and name not in (*observed, *start)
-    }
-    info = ModelInfo(dims, coords, predict, unconstrain, log_likelihood, observed, constant, prior, renewed)
+    drawn = {name: site for name, site in found.items() if site["type"] == "sample"}
+    factors = frozenset(name for name, site in drawn.items() if isinstance(site["fn"], Unit))
+    observed = {k: np.asarray(site["value"]) for k, site in drawn.items() if site["is_observed"] and k not in factors}
+    asked = _Asked(given, model, args, kwargs, sites, observed, factors)
+    info = ModelInfo(
+        *_plates(found),
+        asked.predict,
+        asked.unconstrain,
+        asked.log_likelihood,
+        observed,
+        asked.constants(),
+        asked.prior,
+        asked.renewed,
+    )
     return Target(
         _Density(model, args, kwargs, sites),
-        dim=dim,
+        dim=sum(math.prod(shape) for shape in start.values()),
         constrain=_Constrained(model, args, kwargs, sites),
         info=info,
     )

@@ -1,5 +1,6 @@
 """PyMC models, through their own log density translated to JAX."""
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,6 +47,82 @@ def _data_set(model: Any, data: dict[str, Any], place: str) -> Iterator[None]:
             _set_data(model, before, place)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What a posterior asks of its model beside the density."""
+
+    model: Any
+    own: dict[str, np.ndarray]  # its pm.Data as they were: `update` gives the model others for a while
+    dims: dict[str, list[str]]
+    coords: dict[str, list]
+
+    def posterior(self, values: dict[str, np.ndarray]) -> Any:
+        """With the model's dims and coords: variables whose coords differ PyMC would draw anew from the prior."""
+        import arviz
+
+        given = {name: value[None] for name, value in values.items()}
+        dims = {name: found for name, found in self.dims.items() if name in given}
+        return arviz.from_dict(posterior=given, dims=dims, coords=self.coords)
+
+    def predict(self, x: np.ndarray, values: dict[str, np.ndarray], seed: int, data: dict[str, Any]) -> dict:
+        import pymc
+
+        with _data_set(self.model, {**self.own, **data}, "predict"):
+            drawn: Any = pymc.sample_posterior_predictive(
+                self.posterior(values), model=self.model, random_seed=seed, progressbar=False, predictions=False
+            )
+        return {name: np.asarray(value)[0] for name, value in drawn["posterior_predictive"].items()}
+
+    def prior(self, n: int, seed: int) -> dict[str, np.ndarray]:
+        import pymc
+
+        with _data_set(self.model, self.own, "to_arviz"):
+            drawn: Any = pymc.sample_prior_predictive(draws=n, model=self.model, random_seed=seed)
+        groups = [drawn[name] for name in ("prior", "prior_predictive") if name in drawn.groups()]
+        return {str(name): np.asarray(value)[0] for group in groups for name, value in group.items()}
+
+    def renewed(self, args: tuple, data: dict[str, Any]) -> Target:
+        if args:
+            raise ValueError("update: give new data by name, as the model's pm.Data have them.")
+        with _data_set(self.model, {**self.own, **data}, "update"):
+            return from_pymc(self.model)
+
+    def unconstrain(self, values: dict[str, np.ndarray]) -> np.ndarray:
+        from pytensor.compile.function import function
+
+        free = []
+        for variable in self.model.free_RVs:
+            transform = self.model.rvs_to_transforms[variable]
+            given = np.asarray(values[variable.name], np.float64)
+            if transform is not None:
+                placeholder = variable.type(name=variable.name)
+                forward = function([placeholder], transform.forward(placeholder, *variable.owner.inputs))
+                given = np.stack([np.asarray(forward(value.astype(variable.dtype))) for value in given])
+            free.append(given.reshape(len(given), -1))
+        return np.concatenate(free, axis=1)
+
+    def log_likelihood(self, x: np.ndarray, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        import pymc
+
+        with _data_set(self.model, self.own, "to_arviz"):
+            found = pymc.compute_log_likelihood(
+                self.posterior(values), model=self.model, extend_inferencedata=False, progressbar=False
+            )
+        return {str(name): np.asarray(value)[0] for name, value in found.items()}
+
+
+def _shown(model: Any) -> list:
+    """The free variables on their own scale, and the deterministics."""
+    shown = [variable for variable in model.unobserved_value_vars if variable not in model.value_vars]
+    shown += [
+        variable
+        for variable in model.value_vars
+        if variable in model.unobserved_value_vars and not any(str(other.name) == str(variable.name) for other in shown)
+    ]
+    names = {variable.name for variable in (*model.free_RVs, *model.deterministics)}
+    return [variable for variable in shown if variable.name in names]
+
+
 @float64
 def from_pymc(model: Any) -> Target:
     """The posterior of a PyMC model: its free variables, deterministics and coords."""
@@ -61,17 +138,9 @@ def from_pymc(model: Any) -> Target:
         raise ValueError(f"from_pymc: the model has discrete variables ({names}): marginalise them out first.")
     point = model.initial_point()
     shapes = [np.shape(point[variable.name]) for variable in model.value_vars]
-    sizes = [int(np.prod(shape)) for shape in shapes]
-    bounds = np.cumsum([0, *sizes])
+    bounds = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
     logp = get_jaxified_logp(model)
-    shown = [variable for variable in model.unobserved_value_vars if variable not in model.value_vars]
-    shown += [
-        variable
-        for variable in model.value_vars
-        if variable in model.unobserved_value_vars and not any(str(other.name) == str(variable.name) for other in shown)
-    ]
-    names = {variable.name for variable in model.free_RVs} | {variable.name for variable in model.deterministics}
-    shown = [variable for variable in shown if variable.name in names]
+    shown = _shown(model)
     outputs = get_jaxified_graph(inputs=model.value_vars, outputs=shown)
 
     def split(x: Vector) -> list:
@@ -84,57 +153,22 @@ def from_pymc(model: Any) -> Target:
     def constrain(x: Vector) -> dict:
         return dict(zip([variable.name for variable in shown], outputs(*split(x)), strict=True))
 
-    def posterior(values: dict[str, np.ndarray]) -> Any:
-        """With the model's dims and coords: variables whose coords differ PyMC would draw anew from the prior."""
-        import arviz
-
-        given = {name: value[None] for name, value in values.items()}
-        return arviz.from_dict(posterior=given, dims={k: v for k, v in dims.items() if k in given}, coords=coords)
-
-    def predict(x: np.ndarray, values: dict[str, np.ndarray], seed: int, data: dict[str, Any]) -> dict:
-        with _data_set(model, {**own, **data}, "predict"):
-            drawn: Any = pymc.sample_posterior_predictive(
-                posterior(values), model=model, random_seed=seed, progressbar=False, predictions=False
-            )
-        return {name: np.asarray(value)[0] for name, value in drawn["posterior_predictive"].items()}
-
-    def prior(n: int, seed: int) -> dict[str, np.ndarray]:
-        with _data_set(model, own, "to_arviz"):
-            drawn: Any = pymc.sample_prior_predictive(draws=n, model=model, random_seed=seed)
-        groups = [drawn[name] for name in ("prior", "prior_predictive") if name in drawn.groups()]
-        return {str(name): np.asarray(value)[0] for group in groups for name, value in group.items()}
-
-    def renewed(args: tuple, data: dict[str, Any]) -> Target:
-        if args:
-            raise ValueError("update: give new data by name, as the model's pm.Data have them.")
-        with _data_set(model, {**own, **data}, "update"):
-            return from_pymc(model)
-
-    def unconstrain(values: dict[str, np.ndarray]) -> np.ndarray:
-        from pytensor.compile.function import function
-
-        free = []
-        for variable in model.free_RVs:
-            transform = model.rvs_to_transforms[variable]
-            given = np.asarray(values[variable.name], np.float64)
-            if transform is not None:
-                placeholder = variable.type(name=variable.name)
-                forward = function([placeholder], transform.forward(placeholder, *variable.owner.inputs))
-                given = np.stack([np.asarray(forward(value.astype(variable.dtype))) for value in given])
-            free.append(given.reshape(len(given), -1))
-        return np.concatenate(free, axis=1)
-
-    def log_likelihood(x: np.ndarray, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        with _data_set(model, own, "to_arviz"):
-            found = pymc.compute_log_likelihood(
-                posterior(values), model=model, extend_inferencedata=False, progressbar=False
-            )
-        return {str(name): np.asarray(value)[0] for name, value in found.items()}
-
-    dims = {name: [str(dim) for dim in found] for name, found in model.named_vars_to_dims.items()}
-    coords = {name: list(values) for name, values in model.coords.items() if values is not None}
+    asked = _Asked(
+        model,
+        _own_data(model),
+        {name: [str(dim) for dim in found] for name, found in model.named_vars_to_dims.items()},
+        {name: list(values) for name, values in model.coords.items() if values is not None},
+    )
     observed = {str(v.name): _values_of(model.rvs_to_values[v]) for v in model.observed_RVs}
-    own = _own_data(model)  # as they are now: `update` gives the model others for a while
-    constant = {name: np.asarray(value) for name, value in own.items() if name not in observed}
-    info = ModelInfo(dims, coords, predict, unconstrain, log_likelihood, observed, constant, prior, renewed)
+    info = ModelInfo(
+        asked.dims,
+        asked.coords,
+        asked.predict,
+        asked.unconstrain,
+        asked.log_likelihood,
+        observed,
+        {name: np.asarray(value) for name, value in asked.own.items() if name not in observed},
+        asked.prior,
+        asked.renewed,
+    )
     return Target(log_density, dim=int(bounds[-1]), constrain=constrain, info=info)

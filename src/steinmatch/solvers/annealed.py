@@ -95,28 +95,8 @@ class Annealed(AbstractSolver):
         centred = particles - jnp.mean(particles, axis=0)[None, :]
         sd = jnp.std(centred, axis=0)
         spread = self.width * centred / jnp.where(sd > 0.0, sd, 1.0)[None, :]
-        state = (spread, jnp.zeros(()), jnp.zeros(n))  # particles, t, log weights
-        table, key, done = [], jax.random.key(0), 0
         budget = dataclasses.replace(budget, started=time.monotonic())
-        a_call = _TEMPERATURES_PER_CALL if budget.max_seconds is None else 1
-        interrupted = ""
-        try:
-            with until(budget.deadline):
-                while done < self.temperatures and float(state[1]) < 1.0:
-                    so_far = Iterate(state[0], problem.kernel, np.nan, self.steps * done, n * (self.steps + 1) * done)
-                    if budget.spent(so_far):
-                        break
-                    rounds = min(a_call, self.temperatures - done)
-                    state, rows = _anneal(self, problem, path, state, jax.random.fold_in(key, done), resample, rounds)
-                    done += rounds
-                    table.append(np.asarray(rows))
-                    report(Iterate(state[0], problem.kernel, np.nan, n_steps=self.steps * done))
-        except (KeyboardInterrupt, BudgetSpent, jax.errors.JaxRuntimeError, ValueError) as error:
-            cause = cause_of(error)
-            if not isinstance(cause, KeyboardInterrupt | BudgetSpent):
-                raise cause from None
-            interrupted = "" if isinstance(cause, BudgetSpent) else "interrupted by the user during annealing"
-        moved = state[0]
+        moved, table, interrupted = self._along(problem, path, spread, resample, budget, report)
         lost = not bool(jnp.all(jnp.isfinite(moved)))
         if lost:
             interrupted = "particles became non-finite in annealing: use a smaller step in rule="
@@ -141,6 +121,39 @@ class Annealed(AbstractSolver):
             return annealing
         # The polish says so where the budget is spent: it then takes no step.
         return Chain(_Done(annealing), self.polish).solve(problem, moved, budget, report)
+
+    def _along(
+        self,
+        problem: Problem,
+        path: Tempered,
+        particles: Float[Array, "n d"],
+        resample: bool,
+        budget: Budget,
+        report: Callable[[Iterate], None],
+    ) -> tuple[Array, list[np.ndarray], str]:
+        """Particles taken along the path, the temperatures on the way, and what stopped them."""
+        n = len(particles)
+        state = (particles, jnp.zeros(()), jnp.zeros(n))  # particles, t, log weights
+        table, key, done = [], jax.random.key(0), 0
+        a_call = _TEMPERATURES_PER_CALL if budget.max_seconds is None else 1
+        interrupted = ""
+        try:
+            with until(budget.deadline):
+                while done < self.temperatures and float(state[1]) < 1.0:
+                    so_far = Iterate(state[0], problem.kernel, np.nan, self.steps * done, n * (self.steps + 1) * done)
+                    if budget.spent(so_far):
+                        break
+                    rounds = min(a_call, self.temperatures - done)
+                    state, rows = _anneal(self, problem, path, state, jax.random.fold_in(key, done), resample, rounds)
+                    done += rounds
+                    table.append(np.asarray(rows))
+                    report(Iterate(state[0], problem.kernel, np.nan, n_steps=self.steps * done))
+        except (KeyboardInterrupt, BudgetSpent, jax.errors.JaxRuntimeError, ValueError) as error:
+            cause = cause_of(error)
+            if not isinstance(cause, KeyboardInterrupt | BudgetSpent):
+                raise cause from None
+            interrupted = "" if isinstance(cause, BudgetSpent) else "interrupted by the user during annealing"
+        return state[0], table, interrupted
 
 
 class _Done(AbstractSolver):

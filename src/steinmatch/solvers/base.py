@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from steinmatch._faults import BudgetSpent, TargetError, cause_of, until
 from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import AbstractKernel
+from steinmatch.solvers.checkpoint import Checkpoint
 from steinmatch.targets import AbstractTarget
 
 
@@ -99,6 +100,13 @@ class Budget:
     used_seconds: float = 0.0
     used_gradients: int = 0
     started: float = dataclasses.field(default_factory=time.monotonic)  # of the present solver
+    checkpoint: Checkpoint | None = None
+
+    def within(self, name: Any) -> "Budget":
+        """The same budget for one of several solvers, whose checkpoints lie side by side."""
+        if self.checkpoint is None:
+            return self
+        return dataclasses.replace(self, checkpoint=self.checkpoint.part(name))
 
     def exhausted(self, n_gradients: int) -> bool:
         """Whether time or gradients are used up, in the midst of a step."""
@@ -195,8 +203,12 @@ def iterate_steps(
     histories, interrupted = [], False
     try:
         with until(budget.deadline):
-            iterate = best = solver.init(problem, particles)
-            histories.append(iterate.history)
+            kept = None if budget.checkpoint is None else budget.checkpoint.restored()
+            if kept is None:
+                iterate = best = solver.init(problem, particles)
+                histories.append(iterate.history)
+            else:
+                iterate, best, histories = kept
             while not iterate.reason:
                 spent = budget.spent(iterate)
                 if spent:
@@ -207,6 +219,8 @@ def iterate_steps(
                 if not best.residual <= iterate.residual or iterate.converged or iterate.latest:
                     best = dataclasses.replace(iterate, memory=None)  # which may be large
                 report(iterate)
+                if budget.checkpoint is not None:
+                    budget.checkpoint.keep((iterate, best, histories), bool(iterate.reason))
     except (KeyboardInterrupt, BudgetSpent, jax.errors.JaxRuntimeError, ValueError) as error:
         iterate, interrupted = _ended(error, iterate, budget, len(histories) > 1)
     reason = iterate.reason

@@ -31,9 +31,9 @@ class Chain(AbstractSolver):
         report: Callable[[Iterate], None],
     ) -> Solution:
         solutions: list[Solution] = []
-        for solver in self.solvers:
+        for place, solver in enumerate(self.solvers):
             started = time.monotonic()
-            solution = solver.solve(problem, particles, budget, report)
+            solution = solver.solve(problem, particles, budget.within(place), report)
             solutions.append(solution)
             particles = solution.particles
             budget = budget.minus(solution, time.monotonic() - started)

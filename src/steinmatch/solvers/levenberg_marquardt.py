@@ -165,13 +165,7 @@ class LevenbergMarquardt(AbstractStepSolver):
             factored = True if factor is not None else None
         # Once below tol, one more trial at a time, for as long as each still gains a digit.
         for _ in range(1 if memory.residuals[-1] <= self.tol else _TRIALS):
-            strength = np.asarray(damping)  # an array: a number would be compiled in
-            if factor is not None:
-                trial = preconditioned_trial(*at, system, factor, damping, inner)
-            elif dense:
-                trial = dense_trial(*at, system, strength)
-            else:
-                trial = krylov_trial(*at, system, strength, np.asarray(inner))
+            trial = _trial(at, system, dense, factor, damping, inner)
             z, scores, before, after, residual, iterations = trial
             gradients += 2 * n
             nonfinite += int(not np.isfinite(after))
@@ -192,17 +186,8 @@ class LevenbergMarquardt(AbstractStepSolver):
         slowly = 0.7 if damping > memory.damping and not dense else _LOWER
         lowered = max(damping * (slowly if float(after) > 0.2 * float(before) else 0.01), _LEAST_DAMPING)
         residuals = (*memory.residuals, float(residual))
-        following = dataclasses.replace(
-            memory,
-            z=z,
-            scores=scores,
-            damping=lowered,
-            inner=inner,
-            residuals=residuals,
-            factored=factored,
-            factor=factor,
-            fresh=fresh,
-        )
+        found = {"z": z, "scores": scores, "damping": lowered, "inner": inner, "residuals": residuals}
+        following = dataclasses.replace(memory, **found, factored=factored, factor=factor, fresh=fresh)
         row = _row(iterate.kernel, memory.frame, z)
         moved = coloured(memory.frame, z)
         following_iterate = self._iterate(
@@ -318,6 +303,17 @@ def _bandwidths(problem: Problem, kernel: AbstractKernel, memory: _Memory) -> tu
     """The held bandwidth, and the one that its rule gives for the present particles."""
     _, _, row = _open(problem, memory.frame, memory.z, memory.scores)
     return float(held_bandwidth(kernel)), float(np.asarray(row)[0])
+
+
+def _trial(at: tuple, system: Any, dense: bool, factor: Factor | None, damping: float, inner: int) -> tuple:
+    """One damped step: by the factor of an earlier Jacobian, by the Jacobian itself, or by conjugate gradients."""
+    target, equations, z, scores = at
+    strength = np.asarray(damping)  # an array: a number would be compiled in
+    if factor is not None:
+        return preconditioned_trial(target, equations, z, scores, system, factor, damping, inner)
+    if dense:
+        return dense_trial(target, equations, z, scores, system, strength)
+    return krylov_trial(target, equations, z, scores, system, strength, np.asarray(inner))
 
 
 def _factorised(equations: Equations, memory: _Memory, slopes: Array, damping: float) -> Factor | None:

@@ -231,6 +231,51 @@ class Target(AbstractTarget):
         info = ModelInfo(unconstrain=lambda values: _flattened(floats, values))
         return Target(_OnTree(log_density, unravel), dim=start.size, constrain=unravel, info=info)
 
+    @staticmethod
+    @float64
+    def from_data(
+        log_prior: Callable[[Any], Scalar],
+        log_likelihood: Callable[[Any, Any], Any],
+        data: Any,
+        chunk: int | None = None,
+        *,
+        dim: int | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        names: Sequence[str] | None = None,
+        constrain: Callable[[Vector], Any] | None = None,
+    ) -> "Target":
+        """A target of much data: log p(x) = log_prior(x) + sum of log_likelihood(x, rows), in chunks of rows.
+
+            Target.from_data(log_prior, log_likelihood, {"X": X, "y": y}, dim=50)
+
+        **Arguments:**
+
+        - `log_prior`: x -> log of the prior's density.
+        - `log_likelihood`: (x, rows) -> the log likelihood of these rows: their sum, or one number a row. `rows` are
+          some of the data, in double precision.
+        - `data`: an array, or a tree of arrays, with one row an observation. Those in single precision stay so in
+          memory.
+        - `chunk`: rows at a time; by default as many as fit into 16 MiB.
+        - `dim`: the length of x; or `parameters`, as for `from_parameters`: x is then a dict of their values.
+        - `names`, `constrain`: as of `Target`.
+        """
+        from steinmatch.targets.data import OnData, density_of, with_data
+        from steinmatch.targets.parameters import Constrained
+
+        if parameters is not None and constrain is not None:
+            raise ValueError("Target.from_data: parameters= have constraints of their own; leave constrain= out.")
+
+        def made(density: OnData) -> Target:
+            named = density.unflatten
+            info = ModelInfo(
+                unconstrain=None if named is None else named.inverse,
+                renewed=lambda args, new: made(with_data(density, args, new)),
+            )
+            shown, length = (constrain, dim) if named is None else (Constrained(named), named.dim)
+            return Target(density, dim=length, names=names, constrain=shown, info=info)  # type: ignore[arg-type]
+
+        return made(density_of(log_prior, log_likelihood, data, chunk, dim, parameters))
+
 
 def _flattened(example: Any, values: Arrays) -> np.ndarray:
     """Values by name, (n, *shape) each, side by side in the order of a tree's leaves."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from steinmatch._devices import gathered, shared_out
 from steinmatch._faults import BudgetSpent
 from steinmatch.targets.base import AbstractTarget, Gradient
 from steinmatch.targets.compiled import compiled
@@ -26,6 +27,12 @@ class Evaluations:
         self.n_gradients = 0
         self.n_hvps = 0
         self.spent: Callable[[int], bool] = lambda n_gradients: False  # asked before every batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "spent"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, spent=lambda n_gradients: False)
 
     def __call__(self, x: Float[np.ndarray, "n d"]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n d"]]:
         """log p (nan where the target has none) and the scores."""
@@ -51,7 +58,7 @@ class Evaluations:
         for i in range(0, len(padded), size):
             if self.spent(self.n_gradients):
                 raise BudgetSpent(self.n_gradients)
-            parts.append([np.asarray(part) for part in function(self.target, jnp.asarray(padded[i : i + size]))])
+            parts.append([gathered(part) for part in function(self.target, shared_out(padded[i : i + size]))])
             self.n_gradients += costs[0] * size
             self.n_hvps += costs[1] * size
         return [np.concatenate(found)[:n] for found in zip(*parts, strict=True)]

@@ -1,0 +1,220 @@
+"""Much data, many data sets, checkpoints, several devices."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import steinmatch as sm
+from steinmatch._devices import over
+
+RNG = np.random.default_rng(3)
+X, Y = RNG.normal(size=(103, 3)), RNG.integers(0, 2, size=103)
+
+
+def log_prior(w):
+    return -0.5 * jnp.sum(w**2)
+
+
+def log_likelihood(w, rows):
+    signs = 2.0 * rows["y"].astype(jnp.float64) - 1.0
+    return jax.nn.log_sigmoid(signs * (rows["X"] @ w))
+
+
+def whole(w):
+    return log_prior(w) + jnp.sum(log_likelihood(w, {"X": jnp.asarray(X), "y": jnp.asarray(Y)}))
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 10, 103, 1000])
+def test_chunks_give_the_density_and_gradient_of_the_whole(chunk):
+    target = sm.Target.from_data(log_prior, log_likelihood, {"X": X, "y": Y}, chunk, dim=3)
+    w = jnp.array([0.3, -1.0, 0.5])
+    value, slope = eqx.filter_jit(lambda f, w: jax.value_and_grad(f)(w))(target.log_density, w)
+    expected = jax.jit(jax.value_and_grad(whole))(w)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-13)
+    np.testing.assert_allclose(slope, expected[1], rtol=1e-12)
+    np.testing.assert_allclose(eqx.filter_jit(target.score)(w), expected[1], rtol=1e-12)
+
+
+def test_data_in_single_precision_stay_so_and_are_computed_with_in_double():
+    target = sm.Target.from_data(log_prior, log_likelihood, {"X": X.astype(np.float32), "y": Y}, 10, dim=3)
+    assert target.log_density.data["X"].dtype == jnp.float32
+    value = eqx.filter_jit(target.log_density)(jnp.ones(3))
+    assert value.dtype == jnp.float64
+    np.testing.assert_allclose(value, jax.jit(whole)(jnp.ones(3)), rtol=1e-6)
+
+
+def test_memory_of_a_gradient_grows_with_the_chunk_and_not_with_the_data():
+    rows = np.ones((2**15, 8))
+
+    def temporary(chunk):
+        target = sm.Target.from_data(log_prior, lambda w, rows: jnp.sin(rows @ w), rows, chunk, dim=8)
+        arrays, static = eqx.partition(target.log_density, eqx.is_array)
+        gradient = jax.jit(lambda leaves, w: jax.grad(eqx.combine(leaves, static))(w))
+        return gradient.lower(arrays, jnp.ones(8)).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary(2**8) < 0.1 * temporary(2**15)
+
+
+def test_named_parameters_and_new_data():
+    rows = RNG.normal(2.0, 3.0, size=400)
+    target = sm.Target.from_data(
+        lambda p: -p["sd"],
+        lambda p, y: -0.5 * ((y - p["mu"]) / p["sd"]) ** 2 - jnp.log(p["sd"]),
+        rows,
+        dim=None,
+        parameters={"mu": (), "sd": sm.positive},
+    )
+    fit = sm.fit(target, progress=False)
+    assert fit.converged
+    assert abs(fit.mean["mu"] - rows.mean()) < 0.1 * rows.std() / 20.0
+    moved = fit.update(rows + 1.0, progress=False)
+    assert abs(moved.mean["mu"] - fit.mean["mu"] - 1.0) < 0.1 * rows.std() / 20.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(data=X), "give dim="),
+        (dict(data={"X": X, "y": Y[:5]}, dim=3), "same number of rows"),
+        (dict(data={}, dim=3), "empty"),
+        (dict(data=np.float64(1.0), dim=3), "one row an observation"),
+        (dict(data=X, dim=3, chunk=0), "chunk"),
+        (dict(data=np.array(["a"]), dim=3), "real numbers"),
+    ],
+)
+def test_bad_data_are_named(arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        sm.Target.from_data(log_prior, log_likelihood, **arguments)
+
+
+def normal_data(rows):
+    return sm.Target.from_data(
+        lambda m: -0.5 * jnp.sum(m**2) / 100.0, lambda m, y: -0.5 * jnp.sum((y - m[None, :]) ** 2, axis=1), rows, dim=2
+    )
+
+
+def test_many_posteriors_have_the_moments_of_each():
+    rows = RNG.normal(size=(5, 30, 2)) + 3.0 * RNG.normal(size=(5, 1, 2))
+    fits = sm.fit_many(normal_data(rows[0]), rows, progress=False)
+    assert len(fits) == 5 and fits.converged.all() and "5 converged" in repr(fits)
+    precision = 30.0 + 0.01
+    np.testing.assert_allclose(fits.mean, rows.sum(axis=1) / precision, atol=0.02 / np.sqrt(precision))
+    np.testing.assert_allclose(fits.sd, np.full((5, 2), precision**-0.5), rtol=0.02)
+    np.testing.assert_array_equal(fits[3].mean, sm.fit(normal_data(rows[3]), progress=False).mean)
+    by_function = sm.fit_many(normal_data, rows[:2], progress=False)
+    np.testing.assert_array_equal(by_function.mean, fits[:2].mean)
+
+
+def test_many_posteriors_of_bad_data():
+    with pytest.raises(ValueError, match="first axis"):
+        sm.fit_many(normal_data, {"a": np.ones((3, 2)), "b": np.ones((4, 2))})
+    with pytest.raises(TypeError, match="from_numpyro"):
+        sm.fit_many(sm.targets.Gaussian(np.zeros(2), np.eye(2)), np.ones((3, 2)))
+
+
+CURVED = sm.Target(lambda x: -0.5 * x[0] ** 2 - 2.0 * (x[1] - 0.3 * x[0] ** 2) ** 2, dim=2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        dict(n_particles=20, kernel=sm.LinearRandom()),
+        dict(n_particles=12, kernel=sm.FeatureKernel(lambda x: jnp.concatenate([jnp.ones(1), x, x**2]))),
+    ],
+    ids=["automatic", "features", "own features"],
+)
+def test_a_stopped_fit_goes_on_to_the_same_result(arguments, tmp_path):
+    path = tmp_path / "run.checkpoint"
+    expected = sm.fit(CURVED, **arguments, progress=False)
+    stopped = sm.fit(CURVED, **arguments, checkpoint=path, max_gradients=expected.n_gradients // 2, progress=False)
+    assert not stopped.converged and path.exists()
+    ended = sm.fit(CURVED, **arguments, checkpoint=path, progress=False)
+    np.testing.assert_array_equal(ended.particles, expected.particles)
+    np.testing.assert_array_equal(ended.weights, expected.weights)
+    assert ended.reason == expected.reason and ended.n_gradients == expected.n_gradients
+    again = sm.fit(CURVED, **arguments, checkpoint=path, progress=False)
+    np.testing.assert_array_equal(again.particles, expected.particles)
+
+
+def test_checkpoints_of_other_fits_and_other_files_are_refused(tmp_path):
+    path = tmp_path / "run.checkpoint"
+    target = sm.targets.Gaussian(np.zeros(2), np.eye(2))
+    sm.fit(target, checkpoint=path, progress=False)
+    with pytest.raises(ValueError, match="another fit: its seed"):
+        sm.fit(target, checkpoint=path, seed=1, progress=False)
+    with pytest.raises(ValueError, match="another fit: its score"):
+        sm.fit(sm.targets.Gaussian(np.ones(2), np.eye(2)), checkpoint=path, progress=False)
+    path.write_bytes(b"cposix\nsystem\n(S'false'\ntR.")
+    with pytest.raises(ValueError, match="no checkpoint"):
+        sm.fit(target, checkpoint=path, progress=False)
+
+
+SLOW = """
+import sys, time
+import numpy as np, jax.numpy as jnp
+import steinmatch as sm
+from steinmatch.solvers import checkpoint
+checkpoint._SELDOM = 0.0
+keep = checkpoint.Checkpoint.keep
+def slowly(self, state, last):
+    keep(self, state, last)
+    print("kept", flush=True)
+    time.sleep(float(sys.argv[2]))
+checkpoint.Checkpoint.keep = slowly
+target = sm.Target(lambda x: -0.5 * x[0] ** 2 - 2.0 * (x[1] - 0.3 * x[0] ** 2) ** 2, dim=2)
+fit = sm.fit(target, checkpoint=sys.argv[1], progress=False)
+np.save(sys.argv[1] + ".npy", fit.particles)
+"""
+
+
+def test_a_killed_process_goes_on_to_the_same_result(tmp_path):
+    path = tmp_path / "run.checkpoint"
+    command = [sys.executable, "-c", SLOW, str(path)]
+    first = subprocess.Popen([*command, "60"], stdout=subprocess.PIPE, text=True)
+    assert first.stdout is not None and first.stdout.readline() == "kept\n"
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    subprocess.run([*command, "0"], check=True, capture_output=True)
+    fit = sm.fit(CURVED, progress=False)
+    np.testing.assert_array_equal(np.load(f"{path}.npy"), fit.particles)
+
+
+SHARED = """
+import json, sys
+import numpy as np, jax, jax.numpy as jnp
+import steinmatch as sm
+target = sm.Target(lambda x: -0.5 * x[0] ** 2 - 2.0 * (x[1] - 0.3 * x[0] ** 2) ** 2, dim=2)
+mesh = jax.make_mesh((4,), ("points",)) if sys.argv[1] == "4" else None
+automatic = sm.fit(target, mesh=mesh, progress=False)
+features = sm.fit(target, 24, kernel=sm.LinearRandom(), mesh=mesh, progress=False)
+print(json.dumps([jax.device_count(), automatic.mean.tolist(), automatic.sd.tolist(), automatic.n_gradients,
+                  features.particles.tolist(), features.converged]))
+"""
+
+
+def test_several_devices_give_the_result_of_one():
+    def run(devices):
+        environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        done = subprocess.run(
+            [sys.executable, "-c", SHARED, str(devices)], env=environment, check=True, capture_output=True, text=True
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+
+    (_, *one), (count, *four) = run(1), run(4)
+    assert count == 4
+    for expected, found in zip(one, four, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-10)
+
+
+def test_a_mesh_must_be_one():
+    with pytest.raises(TypeError, match="make_mesh"), over("four"):  # type: ignore[arg-type]
+        pass
