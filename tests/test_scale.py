@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -218,3 +219,56 @@ def test_several_devices_give_the_result_of_one():
 def test_a_mesh_must_be_one():
     with pytest.raises(TypeError, match="make_mesh"), over("four"):  # type: ignore[arg-type]
         pass
+
+
+TOGETHER = """
+import sys, time
+import numpy as np, jax
+address, n, i, path, pause = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], float(sys.argv[5])
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(address, n, i, heartbeat_timeout_seconds=10)
+import steinmatch as sm
+from steinmatch.solvers import checkpoint
+checkpoint._SELDOM = 0.0
+keep = checkpoint.Checkpoint.keep
+def slowly(self, state, last):
+    keep(self, state, last)
+    print("kept", flush=True)
+    time.sleep(pause)
+checkpoint.Checkpoint.keep = slowly
+target = sm.Target(lambda x: -0.5 * x[0] ** 2 - 2.0 * (x[1] - 0.3 * x[0] ** 2) ** 2, dim=2)
+mesh = jax.make_mesh((jax.device_count(),), ("points",))
+fit = sm.fit(target, mesh=mesh, checkpoint=path, progress=False)
+if i == 0:
+    np.save(path + ".npy", fit.particles)
+"""
+
+
+def together(n, path, pause):
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        address = f"localhost:{one.getsockname()[1]}"
+    command = [sys.executable, "-c", TOGETHER, address, str(n)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return [subprocess.Popen([*command, str(i), str(path), pause], **pipes) for i in range(n)]
+
+
+def test_several_processes_give_the_result_of_one(tmp_path):
+    path = tmp_path / "run.checkpoint"
+    for process in together(2, path, "0"):
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    np.testing.assert_allclose(np.load(f"{path}.npy"), sm.fit(CURVED, progress=False).particles, atol=1e-10)
+
+
+def test_after_a_lost_process_the_others_end_and_fewer_go_on(tmp_path):
+    path = tmp_path / "run.checkpoint"
+    first, second = together(2, path, "1")
+    assert first.stdout is not None and "kept\n" in iter(first.stdout.readline, "")
+    second.kill()
+    second.communicate()
+    first.communicate(timeout=300)
+    assert first.returncode != 0 and not path.with_name(f"{path.name}.npy").exists()
+    (alone,) = together(1, path, "0")
+    alone.communicate(timeout=300)
+    np.testing.assert_allclose(np.load(f"{path}.npy"), sm.fit(CURVED, progress=False).particles, atol=1e-10)

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from steinmatch.fitting import Fit
 
 app = typer.Typer(
@@ -107,6 +109,28 @@ def _record(result: "Fit") -> dict[str, Any]:
 
 
 _OUT = Path("out/fit")
+_DISTRIBUTED = "One of several processes: 'auto' under Slurm or Open MPI, or the coordinator, how many, and which."
+
+
+def _joined(distributed: str | None) -> "tuple[Mesh | None, bool]":
+    """All devices of the processes that work together, and whether this process is the first of them."""
+    if distributed is None:
+        return None, True
+    import jax
+
+    try:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        if distributed == "auto":
+            jax.distributed.initialize()
+        else:
+            address, n, i = distributed.split(",")
+            jax.distributed.initialize(address, int(n), int(i))
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"fit: --distributed {distributed}: {error}; under Slurm or Open MPI give auto, else HOST:PORT,N,I: the "
+            "coordinator's address, the number of processes, and which of them this is, from 0."
+        ) from error
+    return jax.make_mesh((jax.device_count(),), ("points",)), jax.process_index() == 0
 
 
 @app.command()
@@ -125,6 +149,8 @@ def fit(
     solver: Annotated[str, typer.Option(help="auto, walk, descent, affine, levenberg-marquardt or annealed.")] = "auto",
     seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
     max_seconds: Annotated[float | None, typer.Option(help="Time limit; the best so far is kept.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="File to go on from, after an interruption.")] = None,
+    distributed: Annotated[str | None, typer.Option(metavar="auto|HOST:PORT,N,I", help=_DISTRIBUTED)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Write draws.csv too, as CmdStan does: of equal weight.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show neither progress nor tables.")] = False,
@@ -142,21 +168,18 @@ def fit(
     from steinmatch.fitting import fit as fit_target
 
     _keep_compiled()
+    options = {"kernel": kernel, "solver": solver, "seed": seed, "tol": tol, "max_seconds": max_seconds}
     try:
         check_folder(out)  # before the work, not after it
+        mesh, first = _joined(distributed)
         target = read_target(model, data)
         result = fit_target(
-            target,
-            particles,
-            kernel=kernel,
-            solver=solver,
-            seed=seed,
-            tol=tol,
-            max_seconds=max_seconds,
-            progress=not quiet,
+            target, particles, **options, progress=not quiet and first, checkpoint=checkpoint, mesh=mesh
         )
     except (BadFile, ValueError, TypeError) as error:
         _fail(str(error))
+    if not first:  # of several processes one writes
+        return
     written = _written(result, out, csv, Path(model.split(":")[0]).stem)
     if as_json:
         print(_json(_record(result)))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -52,6 +53,8 @@ class Checkpoint:
     def keep(self, state: Any, last: bool) -> None:
         """Write the state, now if it is the last one, or else seldom enough to cost little."""
         now = time.monotonic()
+        if jax.process_index() > 0:  # all processes of a mesh reach the same states, and one of them writes
+            return
         if not last and now - self._written < _SELDOM * self._cost:
             return
         buffer = io.BytesIO()
