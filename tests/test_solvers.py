@@ -318,12 +318,12 @@ def test_annealing_finds_the_masses_of_separated_modes():
     weights = np.array([0.1, 0.2, 0.3, 0.4])
     target = GaussianMixture([[-6.0, -6.0], [-6.0, 6.0], [6.0, -6.0], [6.0, 6.0]], weights=weights)
     for solver in (
-        sm.Annealed(polish=sm.Descent(n_steps=100)),
-        sm.Annealed(adaptive=True, polish=sm.Descent(n_steps=100)),
+        sm.Annealed(steps=4, polish=sm.Descent(n_steps=100)),
+        sm.Annealed(steps=4, adaptive=True, polish=sm.Descent(n_steps=100)),
     ):
-        fit = sm.fit(target, 200, kernel=sm.RBF(), solver=solver, progress=False)
+        fit = sm.fit(target, 150, kernel=sm.RBF(), solver=solver, progress=False)
         nearest = np.argmin(((fit.particles[:, None] - target.means[None]) ** 2).sum(-1), axis=1)
-        assert np.abs(np.bincount(nearest, minlength=4) / 200 - weights).max() < 0.05
+        assert np.abs(np.bincount(nearest, minlength=4) / 150 - weights).max() < 0.05
         temperatures = fit.history["temperature"]
         assert np.nanmax(temperatures) == 1.0 and (np.diff(temperatures[~np.isnan(temperatures)]) > 0).all()
 
