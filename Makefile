@@ -1,14 +1,22 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+QUICK := $(addprefix tests/test_,targets.py bandwidths.py equation.py walks.py modes.py adaptive.py posterior.py storage.py)
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test quick lint docs bench clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py --out out/demo
 
 test: $(STAMP)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The heart of it: laws of kernels, targets, weights, the automatic fit.
+quick: $(STAMP)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(QUICK)
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet --site-dir out/docs
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

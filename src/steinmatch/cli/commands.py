@@ -64,6 +64,8 @@ def _json(value: Any) -> str:
     def finite(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: finite(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return [finite(part) for part in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     return json.dumps(finite(value))
@@ -311,3 +313,67 @@ def reproduce(
         state = "[green]holds[/]" if claim.holds else "[red]does not hold[/]"
         console.print(f"({claim.number}) {escape(claim.text)}: {escape(claim.measured)}: {state}")
     console.print(f"{held} of {len(claims)} claims hold. See {out / 'index.html'} and {out / 'claims.md'}.")
+
+
+@app.command()
+def play(
+    name: Annotated[str, typer.Argument(help="gaussian, banana, funnel or mixture.")] = "banana",
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("out/play.html"),
+    seed: Annotated[int, typer.Option(help="Same seed, same page.")] = 0,
+) -> None:
+    """A page to watch solvers at work on a target of two dimensions.
+
+    steinmatch play banana --out banana.html
+    """
+    from steinmatch._files import check_folder, write_whole
+    from steinmatch.cli.play import n_runs, played
+    from steinmatch.progress import counted_bar
+    from steinmatch.records.pages.play import play_page
+
+    _keep_compiled()
+    try:
+        check_folder(out.parent)
+        with counted_bar(True, name, n_runs()) as advance:
+            found = played(name, seed, advance)
+        write_whole(out, play_page(found))
+    except (OSError, ValueError) as error:
+        _fail(str(error))
+    Console().print(f"Written: {escape(str(out))}")
+
+
+@app.command()
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="One posterior and one small step: about a minute.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for bench.html and bench.json.")] = Path("out/bench"),
+    seed: Annotated[int, typer.Option(help="Same seed, same draws.")] = 0,
+) -> None:
+    """This library beside NumPyro's NUTS and the SVGD of BlackJAX and NumPyro, on this machine.
+
+    steinmatch bench --quick
+    """
+    from rich.table import Table
+
+    from steinmatch._files import check_folder, write_whole
+    from steinmatch.cli.bench import HEADINGS, about, bench_page, posterior_rows, problems, shown, step_rows
+    from steinmatch.progress import counted_bar
+
+    rows, cases, sizes = [], problems(quick), (200,) if quick else (500, 2000)
+    try:
+        check_folder(out)
+        with counted_bar(True, "bench", len(cases) + len(sizes)) as advance:
+            for name, (y, sigma) in cases.items():
+                rows += posterior_rows(name, y, sigma, seed)
+                advance()
+            for n in sizes:
+                rows += step_rows(n)
+                advance()
+        write_whole(out / "bench.html", bench_page(rows))
+        write_whole(out / "bench.json", _json({"about": about(), "rows": [row._asdict() for row in rows]}) + "\n")
+    except (ImportError, OSError, ValueError) as error:
+        _fail(str(error))
+    table = Table(*HEADINGS, caption=about(), caption_justify="left")
+    for row in rows:
+        table.add_row(*map(escape, shown(row)))
+    console = Console()
+    console.print(table)
+    console.print(escape(f"Written: {out / 'bench.html'}, {out / 'bench.json'}"))

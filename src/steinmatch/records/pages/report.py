@@ -78,11 +78,14 @@ def write_report(report: Report, path: str | Path) -> None:
     write_whole(as_path(path, "report"), page(report))
 
 
+def style_sheet(name: str = "report.css") -> str:
+    """A style sheet or script of the pages."""
+    return files("steinmatch.records.pages").joinpath(name).read_text("utf-8")
+
+
 def page(report: Report) -> str:
     """The page as text."""
-    style, script = (
-        files("steinmatch.records.pages").joinpath(name).read_text("utf-8") for name in ("report.css", "report.js")
-    )
+    style, script = style_sheet(), style_sheet("report.js")
     state = "verdict" if report.good else "verdict not"
     warnings = "".join(f"<li>{escaped(text)}</li>" for text in report.warnings)
     drawn = _numbers(report)
@@ -117,7 +120,7 @@ def page(report: Report) -> str:
 {f"<pre>{escaped(report.call)}</pre>" if report.call else ""}
 <p class="soft">{escaped(_versions())}</p>
 <p class="soft">To cite the method: {escaped(_CITE)}</p>
-<script type="application/json" id="data">{_safe_json(drawn)}</script>
+<script type="application/json" id="data">{safe_json(drawn)}</script>
 <script>{script}</script>
 </body></html>
 """
@@ -174,7 +177,7 @@ def _rounded(x: float) -> float | None:
     return float(f"{float(x):.{_DIGITS}g}") if math.isfinite(x) else None
 
 
-def _safe_json(value: Any) -> str:
+def safe_json(value: Any) -> str:
     """JSON that cannot end its script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
