@@ -9,6 +9,7 @@ Hessian-vector product counts as two gradients.
 """
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -37,17 +38,15 @@ class Clock:
     def __init__(self):
         import jax.monitoring
 
-        from steinmatch.adaptive import walks
-        from steinmatch.measures import images
-        from steinmatch.targets import evaluations, variables
-
         self.compiling = self.running = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._compiled)
         functions = (
-            (evaluations, "_values_and_scores"), (evaluations, "_hessians"), (images, "_values_at"),
-            (walks, "_advance"), (walks, "begin"), (variables, "_constrained"),
+            ("targets.evaluations", "_values_and_scores"), ("targets.evaluations", "_hessians"),
+            ("targets.variables", "_constrained"), ("measures.images", "_values_at"),
+            ("adaptive.walks", "_advance"), ("adaptive.walks", "begin"),
         )  # fmt: skip
-        for module, function in functions:
+        for name, function in functions:
+            module = importlib.import_module(f"steinmatch.{name}")
             setattr(module, function, self._timed(getattr(module, function)))
 
     def _compiled(self, event: str, seconds: float, **_: object) -> None:
