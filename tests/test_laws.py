@@ -8,7 +8,7 @@ import pytest
 
 import steinmatch as sm
 from steinmatch.kernels import AbstractRadialKernel
-from steinmatch.measures import stein
+from steinmatch.measures import fused, stein
 from steinmatch.measures import velocity as velocities
 from tests.registry import KERNELS, PARTICLES, TARGET, D, N, held, numpy_kernel, numpy_velocity
 
@@ -149,3 +149,29 @@ def test_ksd_is_the_mean_of_the_stein_kernel(name):
     assert sm.ksd(TARGET, PARTICLES, kernel) == pytest.approx(np.sqrt(matrix.mean()), rel=1e-11)
     distinct = (matrix.sum() - np.trace(matrix)) / (N * (N - 1))
     assert sm.ksd_squared(TARGET, PARTICLES, kernel, statistic="u") == pytest.approx(distinct, rel=1e-10)
+
+
+@pytest.mark.parametrize("kernel", [sm.RBF(), sm.IMQ(), sm.LinearRandom(), sm.Linear() + 0.5 * sm.RBF()], ids=str)
+def test_single_precision_is_near_double(kernel):
+    target = sm.targets.Gaussian(3.0 * np.ones(4), np.diag([1.0, 2.0, 3.0, 4.0]))
+    particles = target.sample(jax.random.key(0), 50) + 0.5
+    exact = sm.velocity(target, kernel, particles)
+    single = sm.velocity(target, kernel, particles, dtype="float32")
+    assert single.dtype == np.float32
+    assert np.linalg.norm(single - exact) < 1e-4 * np.linalg.norm(exact)
+    with pytest.raises(ValueError, match="float32"):
+        sm.velocity(target, kernel, particles, dtype="float16")
+
+
+@pytest.mark.parametrize("n", [1, 50, 1100])
+def test_fused_velocity_is_the_blocked_one(n, monkeypatch):
+    """Interpreted: the tiles, their padding, and the split numbers, also as they are for many particles."""
+    rng = np.random.default_rng(n)
+    x, s, w = rng.normal(3.0, 2.0, size=(n, 5)), rng.normal(size=(n, 5)), rng.dirichlet(np.ones(n))
+    kernel = sm.RBF(bandwidth=1.5).hold(jnp.asarray(x))
+    exact = velocities.velocity_blocked(kernel, jnp.asarray(x), jnp.asarray(s), jnp.asarray(w))
+    for many, tolerance in ((fused.MANY, 1e-5), (0, 1e-3)):
+        monkeypatch.setattr(fused, "MANY", many)
+        fused.rbf_velocity.clear_cache()
+        found = fused.rbf_velocity(*map(jnp.asarray, (x, s, w)), jnp.asarray(1.5), interpret=True)
+        assert np.linalg.norm(found - exact) < tolerance * np.linalg.norm(exact)

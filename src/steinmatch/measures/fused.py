@@ -6,8 +6,8 @@ With u = x sqrt(log2 e) / h the kernel is 2^(u_i . u_j - |u_i|^2 / 2 - |u_j|^2 /
 
 is one product of the kernel matrix with d + 1 columns, as attention is. The tensor cores multiply half precision; so
 numbers are split in two, a = a' + a'' with 11 bits each, and of the four products of two such numbers the three that
-matter are summed. A particle's own term, w_i s_i, is added apart: in the sum it would swamp the others. Relative error
-below 1e-4 (tested against double precision).
+matter are summed, or two of them where there are many particles. A particle's own term, w_i s_i, is added apart: in the
+sum it would swamp the others. Relative error below 1e-4 (tested against double precision).
 
 On a CPU the kernel is interpreted, for tests; use the blocked form there.
 """
@@ -22,8 +22,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float
 
-ROWS, COLUMNS = 64, 64  # of a tile of the kernel matrix
+ROWS, COLUMNS = 128, 64  # of a tile of the kernel matrix
 TILES = 16  # that are summed by the tensor cores, which cut off what does not fit; sums of these are rounded
+MANY = 50_000  # particles: from here on two products do, whose errors average out over so many
 _UP = 4096.0  # factor of kernel values, whose half precision would else lose those below 6e-5
 _MOST = 3e4  # coordinates beyond are cut: their kernel values are zero all the same
 
@@ -50,7 +51,8 @@ def _kernel(
     def tile(j: Any, total: Array) -> Array:
         some = pl.ds(j * COLUMNS, COLUMNS)
         b1, b2 = y1[some, :], y2[some, :]
-        exponent = triton.dot(a1, b1.T) + triton.dot(a1, b2.T) + triton.dot(a2, b1.T)
+        exponent = triton.dot(a1, b1.T) + triton.dot(a2, b1.T)
+        exponent = exponent + triton.dot(a1, b2.T) if thorough else exponent
         k = jnp.exp2(exponent - own[:, None] - columns[some][None, :]) * _UP
         itself = first[:, None] == (j * COLUMNS + jnp.arange(COLUMNS))[None, :]
         k1, k2 = _halves(jnp.where(itself, 0.0, k))
@@ -66,16 +68,13 @@ def _kernel(
     out[...] = jax.lax.fori_loop(0, y1.shape[0] // (COLUMNS * TILES), group, zero)
 
 
-@functools.partial(jax.jit, static_argnames=("interpret", "thorough", "warps", "stages"))
+@functools.partial(jax.jit, static_argnames="interpret")
 def rbf_velocity(
     particles: Float[Array, "n d"],
     scores: Float[Array, "n d"],
     weights: Float[Array, " n"],
     bandwidth: Float[Array, ""],
     interpret: bool = False,
-    thorough: bool = False,
-    warps: int = 4,
-    stages: int = 3,
 ) -> Float[Array, "n d"]:
     """The velocity of RBF(bandwidth) at the particles, in single precision."""
     n, d = particles.shape
@@ -99,13 +98,13 @@ def rbf_velocity(
     mine = pl.BlockSpec((ROWS, wide), lambda i: (i, 0))
     whole, line = pl.BlockSpec((long, wide), lambda i: (0, 0)), pl.BlockSpec((long,), lambda i: (0,))
     product = pl.pallas_call(
-        functools.partial(_kernel, thorough=thorough),
+        functools.partial(_kernel, thorough=n < MANY),
         grid=(long // ROWS,),
         in_specs=[mine, mine, pl.BlockSpec((ROWS,), lambda i: (i,)), whole, whole, line, whole, whole],
         out_specs=mine,
         out_shape=jax.ShapeDtypeStruct((long, wide), jnp.float32),
         interpret=interpret,
-        compiler_params=None if interpret else triton.CompilerParams(num_warps=warps, num_stages=stages),
+        compiler_params=None if interpret else triton.CompilerParams(num_warps=8, num_stages=2),
     )(u1, u2, norms, u1, u2, norms, v1, v2)
     product = product[:n, : d + 1] * (size / (_UP * n))[None, :]
     return product[:, :-1] + rate * product[:, -1:] * x + w[:, None] * s

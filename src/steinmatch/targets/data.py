@@ -19,7 +19,8 @@ from steinmatch._types import Scalar, Vector
 from steinmatch.targets.closures import with_own_arrays
 from steinmatch.targets.parameters import Unflatten
 
-_NUMBERS_A_CHUNK = 2**21  # 16 MiB in double precision, for each of the points that are evaluated together
+_NUMBERS_A_CHUNK = 2**21  # 16 MiB in double precision
+_ON_A_GPU = 2**26  # small chunks leave it idle
 
 
 class OnData(eqx.Module):
@@ -100,7 +101,8 @@ def density_of(
     own = _checked(data)
     rows = _rows(own)
     numbers = max(1, sum(leaf.size for leaf in jax.tree.leaves(own)) // rows)
-    size = max(1, _NUMBERS_A_CHUNK // numbers) if chunk is None else positive_integer(chunk, "chunk", "from_data")
+    at_once = _NUMBERS_A_CHUNK if jax.default_backend() == "cpu" else _ON_A_GPU
+    size = max(1, at_once // numbers) if chunk is None else positive_integer(chunk, "chunk", "from_data")
     unflatten = None if parameters is None else Unflatten(parameters)
     return OnData(with_own_arrays(log_prior), with_own_arrays(log_likelihood), own, min(size, rows), unflatten)
 
