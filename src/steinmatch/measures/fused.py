@@ -46,7 +46,7 @@ def _kernel(
 ) -> None:
     """One block of rows: all columns, tile by tile."""
     a1, a2, own = u1[...], u2[...], rows[...]
-    first = pl.program_id(0) * ROWS + jnp.arange(ROWS)
+    first = pl.program_id(0) * ROWS + jnp.arange(ROWS, dtype=jnp.int32)
 
     def tile(j: Any, total: Array) -> Array:
         some = pl.ds(j * COLUMNS, COLUMNS)
@@ -54,7 +54,10 @@ def _kernel(
         exponent = triton.dot(a1, b1.T) + triton.dot(a2, b1.T)
         exponent = exponent + triton.dot(a1, b2.T) if thorough else exponent
         k = jnp.exp2(exponent - own[:, None] - columns[some][None, :]) * _UP
-        itself = first[:, None] == (j * COLUMNS + jnp.arange(COLUMNS))[None, :]
+        itself = (
+            first[:, None]
+            == (jnp.int32(COLUMNS) * jnp.asarray(j, jnp.int32) + jnp.arange(COLUMNS, dtype=jnp.int32))[None, :]
+        )
         k1, k2 = _halves(jnp.where(itself, 0.0, k))
         b1, b2 = v1[some, :], v2[some, :]
         total = total + triton.dot(k1, b1) + triton.dot(k1, b2)

@@ -9,7 +9,7 @@
 `velocity_at` picks the fastest form that is exact for the kernel; the others are there to be compared with.
 """
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import equinox as eqx
 import jax
@@ -163,7 +163,8 @@ def velocity(
 
     Zero at every particle is the fixed point equation (Eq. 8 of the paper). An unbound kernel is bound with `seed`;
     bandwidth rules are taken at the particles. With `dtype="float32"` sums over the particles are in single precision,
-    to a relative error of 1e-4: on a GPU many times faster (RBF in a fused kernel). Scores are in double all the same.
+    to a relative error of 1e-4, where the kernel is radial: on a GPU many times faster (RBF in a fused kernel). Scores
+    are in double all the same.
     """
     wanted = known_name("float64" if dtype is None else str(dtype), _PRECISIONS, "dtype", "velocity")
     particles, weights, bound = bound_at("velocity", target, kernel, particles, weights, seed)
@@ -179,13 +180,19 @@ def _velocity(
 ) -> Float[Array, "n d"]:
     weights = normalised(weights, particles.shape[0])
     given = (kernel.hold(particles), particles, scores_at(target, particles), weights)
-    return velocity_at(*(in_single(given) if single else given))
+    if single and isinstance(kernel, AbstractRadialKernel):
+        return velocity_at(*in_single(given))
+    return velocity_at(*given).astype(jnp.float32 if single else jnp.float64)
 
 
 def in_single(tree: T) -> T:
     """The arrays of a tree in single precision."""
-    floats = eqx.filter(tree, eqx.is_inexact_array)
-    return eqx.combine(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), floats), tree)
+
+    def cast(leaf: Any) -> Any:
+        array = isinstance(leaf, jax.Array | np.ndarray | np.generic) and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.asarray(leaf, jnp.float32) if array else leaf
+
+    return jax.tree.map(cast, tree)
 
 
 def scaled_residual_at(
