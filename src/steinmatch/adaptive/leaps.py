@@ -66,6 +66,18 @@ def leap(
     return _stretch(rows, log_step, np.array(accepted), zeros, zeros, zeros, zeros + 1.0)
 
 
+def settled(points: Cloud, states: States, rng: np.random.Generator) -> States:
+    """Chains that have been offered points of the frame that are known already, each once: a warm-up for nothing."""
+    order = rng.permutation(len(points.z))
+    for some in order[: len(order) // len(states.z) * len(states.z)].reshape(-1, len(states.z)):
+        there = Cloud(*(part[some] for part in points))
+        finite = np.isfinite(there.log_densities) & np.isfinite(there.scores).all(axis=1)
+        logs = np.where(finite, log_weights(there), -np.inf)
+        moves = np.log(rng.uniform(size=len(some))) < logs - log_weights(Cloud(*states))
+        states = _moved(states, States(*there), moves)
+    return states
+
+
 def stride(
     evaluate: Evaluations,
     frame: AbstractFrame,

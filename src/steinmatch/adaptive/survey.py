@@ -65,10 +65,11 @@ def look_along_rays(evaluate: Evaluations, frame: AffineMap, seed: int) -> Rays:
     rays = np.concatenate([axes, -axes, rays])
     points = shift + np.asarray(RADII)[:, None, None] * rays[None]
     with np.errstate(all="ignore"):
-        values, scores = (part.reshape(len(RADII), len(rays), -1) for part in evaluate(points.reshape(-1, d)))
+        values, scores = evaluate(np.concatenate([points.reshape(-1, d), shift[None]]))
+        centre = float(values[-1])
+        values, scores = (part[:-1].reshape(len(RADII), len(rays), -1) for part in (values, scores))
         inward = -np.sum(scores * (points - shift), axis=2)  # the power a of a tail r^-a
         rising = np.diff(values[:, :, 0], axis=0, prepend=np.inf) > 1e-9
-        centre = float(evaluate(shift[None])[0][0])
         # The mass at radius r, in a tube around an axis or in a cone, times r^2: what it adds to a variance.
         power = np.where(np.arange(len(rays)) < 2 * len(axes), 1.0, d)
         added = values[:, :, 0] - centre + (power + 2.0) * np.log(RADII)[:, None]

@@ -221,7 +221,7 @@ def _weighed(
     n = len(estimates[0].control)
     for estimate in estimates[:0:-1]:
         assert estimate.family is not None and system is not None
-        found = nearest_weights(system.psi[:, system.columns[estimate.family]])
+        found = nearest_weights(system.psi[:, system.columns[estimate.family]], _LEAST_ESS)
         if found is not None and found.ess >= _LEAST_ESS * n:
             return estimate, found.weights, found.ess, found.residual
     return estimates[0], np.full(n, 1.0 / n), float(n), 0.0

@@ -46,7 +46,7 @@ from steinmatch.adaptive.frames import (
     cloud,
     normal_points,
 )
-from steinmatch.adaptive.leaps import CYCLE, leap, leaping, stride
+from steinmatch.adaptive.leaps import CYCLE, leap, leaping, settled, stride
 from steinmatch.adaptive.parents import with_parents
 from steinmatch.adaptive.several import begin_parts, step_parts
 from steinmatch.adaptive.survey import look_along_rays, look_for_modes
@@ -66,12 +66,13 @@ from steinmatch.coordinates import AffineMap, PulledBack
 from steinmatch.coordinates.plainly import placed
 from steinmatch.kernels import Whitened
 from steinmatch.kernels.features import Linear
-from steinmatch.measures.images import Values, values_at
+from steinmatch.measures.images import Values, next_affordable, values_at
 from steinmatch.measures.weights import Layout
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
 from steinmatch.targets import AbstractTarget, Evaluations
 
 _SWEEPS = 5  # of one step
+_LEAST_MORE = 1.25  # times the draws that there are, for a round to tell something new
 MOST_DRAWS = 2**17
 MOST_GRADIENTS = 2**22  # a sampler whose trajectories have a thousand leaps spends as many on 4 chains of 1000 draws
 _ENOUGH_TO_SHOW = 4096  # draws of a fit that cannot converge
@@ -83,6 +84,10 @@ _WARM = 2  # stretches before the first that counts
 _RESTARTS = 2  # in a mode with all but nothing of the mass
 _LONG = 2500  # leaps of all chains, a millisecond each, from which on compiling them pays: it takes 2 to 5 s
 _FIRST_STEP = 1.2  # times d^(-1/4): the largest stable leapfrog step of a normal, and its scaling
+
+
+def most_draws(d: int) -> float:
+    return min(MOST_DRAWS, _MOST_NUMBERS / d)
 
 
 class Walk(AbstractStepSolver):
@@ -262,11 +267,14 @@ class Walk(AbstractStepSolver):
         log_step = float(np.log(_FIRST_STEP * d**-0.25))
         values = values_at(pulled, *start, CHUNK * len(points.z))
         chains = Chains(pulled, states, log_step, (*start, values), leaping=leaping(memory.points))
+        if chains.leaping:
+            states = settled(memory.points, states, np.random.default_rng([self.seed % 2**32, 2**31]))
+            chains = dataclasses.replace(chains, states=states, transitions=CHUNK)
         return dataclasses.replace(memory, chains=self._warmed(memory, chains), phase="walk")
 
     def _warmed(self, memory: Memory, chains: Chains) -> Chains:
         """Transitions that adapt the step size and let the chains forget where they began."""
-        for k in range(1 if chains.leaping else _WARM):
+        for k in range(0 if chains.leaping else _WARM):
             gains = 1.0 / np.sqrt(1.0 + k * CHUNK + np.arange(CHUNK))
             stretch = self._advanced(memory, chains, gains)
             chains = dataclasses.replace(
@@ -332,7 +340,7 @@ class Walk(AbstractStepSolver):
             reason = in_words(memory, verdict, len(z), self.tol)
         elif memory.notes and len(z) >= max(_ENOUGH_TO_SHOW, self.least_draws):
             reason = in_words(memory, verdict, len(z), self.tol)  # more draws would not change it
-        elif 2 * len(z) > MOST_DRAWS or 2 * z.size > _MOST_NUMBERS:
+        elif _LEAST_MORE * len(z) > most_draws(z.shape[1]):
             reason = f"stopped at {len(z):,} draws; " + in_words(memory, verdict, len(z), self.tol)
         elif memory.evaluate.n_gradients > MOST_GRADIENTS:
             reason = f"stopped after {memory.evaluate.n_gradients:,} gradients; "
@@ -366,8 +374,11 @@ class Walk(AbstractStepSolver):
         leaps = chains.leaping and memory.points is not None and leaping(memory.points, Cloud(z, densities, scores))
         chains = dataclasses.replace(chains, log_step=float(log_step), leaping=leaps)
         needed = 1.1 * have * (2.0 * verdict.error.largest / self.tol) ** 2
-        least = 1.25 * have if kept == have else 0.5 * have
-        wanted = 2 * have if not np.isfinite(needed) else int(np.ceil(np.clip(needed, least, 2.0 * have)))
+        least = _LEAST_MORE * have if kept == have else 0.5 * have
+        if not memory.plain:  # no further than to where more equations can be borne
+            needed = min(needed, next_affordable(len(z), z.shape[1], len(verdict.error.mean)) / len(z) * have)
+        most = min(2.0 * have, most_draws(z.shape[1]) / len(z) * have)
+        wanted = int(np.ceil(np.clip(needed, least, max(most, least))))
         chains = dataclasses.replace(
             chains,
             stretches=chains.stretches[have - kept :],

@@ -228,6 +228,12 @@ def _sizes(d: int, k: int) -> tuple[int, ...]:
     return (d, *[k] * OWN_DEGREE, d * d, d * (d + 1) * (d + 2) // 6)
 
 
+def next_affordable(n: int, d: int, k: int) -> float:
+    """The number of draws, above n, from which on one more family can be borne; infinity where there is none."""
+    least = [DRAWS_AN_EQUATION * family.size(d, k) for family in FAMILIES]
+    return min((float(m) for m in least if m > n and m**3 <= DRAWS_AN_EQUATION**2 * _MOST_WORK), default=np.inf)
+
+
 def affordable(n: int, d: int, k: int) -> list[Family]:
     """The families whose equations n draws can bear."""
     found = [family for family in FAMILIES if DRAWS_AN_EQUATION * family.size(d, k) <= n]

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 FLOOR = 0.01  # of n w_i
 _STEPS = 60
 _SOLVED = 1e-11
+_HOLDS = 1e-7  # left of an equation, images having a mean square of one, where others nearly say the same
 
 
 class Layout(NamedTuple):
@@ -87,22 +88,23 @@ class CrossFit:
     def __init__(
         self, functions: Float[np.ndarray, "n f"], psi: Float[np.ndarray, "n m"], folds: Int[np.ndarray, " n"]
     ):
-        self.psi = psi
         self.rows = [np.nonzero(folds == k)[0] for k in range(int(folds.max()) + 1)]
-        self.grams, self.rights = [], []
-        for row in self.rows:
-            extended = np.concatenate([np.ones((len(row), 1)), psi[row]], axis=1)
-            self.grams.append(extended.T @ extended)
-            self.rights.append(extended.T @ functions[row])
+        self.parts = [np.concatenate([np.ones((len(row), 1)), psi[row]], axis=1) for row in self.rows]
+        self.grams = [part.T @ part for part in self.parts]
+        self.rights = [part.T @ functions[row] for part, row in zip(self.parts, self.rows, strict=True)]
         self.gram, self.right = np.sum(self.grams, axis=0), np.sum(self.rights, axis=0)
 
     def control(self, columns: Int[np.ndarray, " c"]) -> Float[np.ndarray, "n f"]:
         """psi_i . beta over some images: control variates of the functions, of mean zero under the target."""
-        found = np.empty((len(self.psi), self.right.shape[1]))
+        found = np.empty((sum(map(len, self.rows)), self.right.shape[1]))
         with_one = np.concatenate([[0], 1 + columns])
-        for row, gram, right in zip(self.rows, self.grams, self.rights, strict=True):
-            beta = ridge_solve((self.gram - gram)[np.ix_(with_one, with_one)], (self.right - right)[with_one])
-            found[row] = self.psi[np.ix_(row, columns)] @ beta[1:]
+        square = np.ix_(with_one, with_one)
+        whole = self.gram[square]
+        upto = int(with_one[-1]) + 1
+        for row, part, gram, right in zip(self.rows, self.parts, self.grams, self.rights, strict=True):
+            beta = np.zeros((upto, self.right.shape[1]))
+            beta[columns + 1] = ridge_solve(whole - gram[square], (self.right - right)[with_one])[1:]
+            found[row] = part[:, :upto] @ beta
         return found
 
     def coefficients(self, columns: Int[np.ndarray, " c"]) -> Float[np.ndarray, "c f"]:
@@ -120,11 +122,13 @@ class Nearest:
     residual: float
 
 
-def nearest_weights(psi: Float[np.ndarray, "n m"]) -> Nearest | None:
-    """The weights nearest to uniform with sum_i w_i psi_i = 0; None where there are none above the floor.
+def nearest_weights(psi: Float[np.ndarray, "n m"], least_ess: float = 0.0) -> Nearest | None:
+    """The weights nearest to uniform with sum_i w_i psi_i = 0; None where there are none above the floor, or none whose
+    effective sample size, as a share of n, is `least_ess`.
 
     The dual is a convex problem in theta = (mu, lambda): n w_i = max(floor, 1 + mu + lambda . psi_i), solved by
-    Newton's method, whose first step is the regression.
+    Newton's method, whose first step is the regression. Every value D of it bounds what can be: n / ess >= 2 - 2 D, so
+    that weights which are not good enough need not be found.
     """
     n = len(psi)
     if psi.shape[1] == 0:
@@ -144,6 +148,8 @@ def nearest_weights(psi: Float[np.ndarray, "n m"]) -> Nearest | None:
     for _ in range(_STEPS):
         if np.abs(gradient).max() <= _SOLVED:
             break
+        if (2.0 - 2.0 * value) * least_ess > 1.0:
+            return None
         active = basis[ratio > FLOOR]
         step = -ridge_solve(active.T @ active / n, gradient[:, None])[:, 0]
         length = 1.0
@@ -159,9 +165,12 @@ def nearest_weights(psi: Float[np.ndarray, "n m"]) -> Nearest | None:
                 break
         if length < 1e-8:
             break
+        before = np.abs(gradient).max()
         theta = theta + length * step
         value, ratio, gradient = trial
-    if np.abs(gradient).max() > 1e-8:
+        if 0.5 * before < np.abs(gradient).max() <= _HOLDS:
+            break  # the ridge of dependent equations keeps the rest
+    if np.abs(gradient).max() > _HOLDS:
         return None
     weights = ratio / ratio.sum()
     return Nearest(weights, float(1.0 / np.sum(weights**2)), float(np.abs(weights @ psi).max()))
