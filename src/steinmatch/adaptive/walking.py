@@ -24,7 +24,6 @@ from steinmatch.adaptive.chains import (
     Chains,
     Memory,
     Walked,
-    cautious_fail,
     doing,
     drawn,
     in_words,
@@ -48,12 +47,11 @@ from steinmatch.adaptive.frames import (
 )
 from steinmatch.adaptive.leaps import CYCLE, leap, leaping, settled, stride
 from steinmatch.adaptive.parents import with_parents
+from steinmatch.adaptive.rounds import LEAST_MORE, further, most_draws
 from steinmatch.adaptive.several import begin_parts, step_parts
 from steinmatch.adaptive.survey import look_along_rays, look_for_modes
 from steinmatch.adaptive.verdict import Error, Verdict, confirmed, judge
 from steinmatch.adaptive.walks import (
-    ACCEPTANCE,
-    CAUTION,
     CHUNK,
     MOST_LEAPS,
     TRAJECTORY,
@@ -66,28 +64,19 @@ from steinmatch.coordinates import AffineMap, PulledBack
 from steinmatch.coordinates.plainly import placed
 from steinmatch.kernels import Whitened
 from steinmatch.kernels.features import Linear
-from steinmatch.measures.images import Values, next_affordable, values_at
+from steinmatch.measures.images import Values, values_at
 from steinmatch.measures.weights import Layout
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
 from steinmatch.targets import AbstractTarget, Evaluations
 
 _SWEEPS = 5  # of one step
-_LEAST_MORE = 1.25  # times the draws that there are, for a round to tell something new
-MOST_DRAWS = 2**17
 MOST_GRADIENTS = 2**22  # a sampler whose trajectories have a thousand leaps spends as many on 4 chains of 1000 draws
 _ENOUGH_TO_SHOW = 4096  # draws of a fit that cannot converge
-_MOST_NUMBERS = 2 * 10**7  # n d of the draws
 _REUSABLE = 2.0  # variance of the log weights of a frame that serves another target
-_SHORTER = 1.0 / CAUTION  # factor of steps that were too long for where they went: what was cautious is usual then
-_HELPS = 0.7  # shorter steps must lower the share of failures by this factor, else it is not the steps
 _WARM = 2  # stretches before the first that counts
 _RESTARTS = 2  # in a mode with all but nothing of the mass
 _LONG = 2500  # leaps of all chains, a millisecond each, from which on compiling them pays: it takes 2 to 5 s
 _FIRST_STEP = 1.2  # times d^(-1/4): the largest stable leapfrog step of a normal, and its scaling
-
-
-def most_draws(d: int) -> float:
-    return min(MOST_DRAWS, _MOST_NUMBERS / d)
 
 
 class Walk(AbstractStepSolver):
@@ -340,52 +329,14 @@ class Walk(AbstractStepSolver):
             reason = in_words(memory, verdict, len(z), self.tol)
         elif memory.notes and len(z) >= max(_ENOUGH_TO_SHOW, self.least_draws):
             reason = in_words(memory, verdict, len(z), self.tol)  # more draws would not change it
-        elif _LEAST_MORE * len(z) > most_draws(z.shape[1]):
+        elif LEAST_MORE * len(z) > most_draws(z.shape[1]):
             reason = f"stopped at {len(z):,} draws; " + in_words(memory, verdict, len(z), self.tol)
         elif memory.evaluate.n_gradients > MOST_GRADIENTS:
             reason = f"stopped after {memory.evaluate.n_gradients:,} gradients; "
             reason += in_words(memory, verdict, len(z), self.tol)
         particles = placed(chains.target.frame, z).x
         following = self._iterate(problem, memory, particles, verdict, iterate, reason, converged)
-        return dataclasses.replace(following, memory=self._further(memory, verdict))
-
-    def _further(self, memory: Memory, verdict: Verdict) -> Memory:
-        """Before the next round: as many transitions as the error asks for, at most twice what there are; of chains
-        that have not mixed, the older half is dropped.
-        """
-        chains = memory.chains
-        assert chains is not None
-        have = len(chains.stretches)
-        kept = have if verdict.mixed else have // 2
-        last = memory.rounds[-1]
-        shortened = [found.stiff for found in memory.rounds if found.shortened]
-        log_step = chains.log_step + np.clip(last.acceptance - ACCEPTANCE, -0.5, 0.0 if shortened else 0.2)
-        if too_stiff(last, self.tol) and (not shortened or last.stiff < _HELPS * shortened[-1]):
-            # What was not entered because of long steps is missing from all draws, unless cautious trajectories entered
-            # it. One in four has shorter steps from now on, and it is these that must not fail; the others stay bold.
-            kept = kept if not cautious_fail(chains) else 0
-            log_step = log_step - np.log(_SHORTER)
-            past = tuple(stretch._replace(factors=_SHORTER * stretch.factors) for stretch in chains.stretches)
-            chains = dataclasses.replace(chains, boldness=_SHORTER, stretches=past)
-            memory = dataclasses.replace(
-                memory, rounds=(*memory.rounds[:-1], dataclasses.replace(last, shortened=True))
-            )
-        z, scores, densities = drawn(chains)
-        leaps = chains.leaping and memory.points is not None and leaping(memory.points, Cloud(z, densities, scores))
-        chains = dataclasses.replace(chains, log_step=float(log_step), leaping=leaps)
-        needed = 1.1 * have * (2.0 * verdict.error.largest / self.tol) ** 2
-        least = _LEAST_MORE * have if kept == have else 0.5 * have
-        if not memory.plain:  # no further than to where more equations can be borne
-            needed = min(needed, next_affordable(len(z), z.shape[1], len(verdict.error.mean)) / len(z) * have)
-        most = min(2.0 * have, most_draws(z.shape[1]) / len(z) * have)
-        wanted = int(np.ceil(np.clip(needed, least, max(most, least))))
-        chains = dataclasses.replace(
-            chains,
-            stretches=chains.stretches[have - kept :],
-            values=chains.values[have - kept :],
-            wanted=wanted * CHUNK,
-        )
-        return dataclasses.replace(memory, chains=chains)
+        return dataclasses.replace(following, memory=further(memory, verdict, self.tol))
 
     def _resumed(self, target: AbstractTarget, memory: Memory) -> Memory:
         """From the frame of an earlier fit and, where the target is the same, its draws."""

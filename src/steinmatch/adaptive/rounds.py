@@ -1,0 +1,60 @@
+"""What the next round of a walk is to be, after a verdict: how many transitions, of which length, from which draws."""
+
+import dataclasses
+
+import numpy as np
+
+from steinmatch.adaptive.chains import Memory, cautious_fail, drawn, too_stiff
+from steinmatch.adaptive.frames import Cloud
+from steinmatch.adaptive.leaps import leaping
+from steinmatch.adaptive.verdict import Verdict
+from steinmatch.adaptive.walks import ACCEPTANCE, CAUTION, CHUNK
+from steinmatch.measures.images import next_affordable
+
+LEAST_MORE = 1.25  # times the draws that there are, for a round to tell something new
+MOST_DRAWS = 2**17
+_MOST_NUMBERS = 2 * 10**7  # n d of the draws
+_SHORTER = 1.0 / CAUTION  # factor of steps that were too long for where they went: what was cautious is usual then
+_HELPS = 0.7  # shorter steps must lower the share of failures by this factor, else it is not the steps
+
+
+def most_draws(d: int) -> float:
+    """Of a walk in d dimensions: what memory and a verdict can bear."""
+    return min(MOST_DRAWS, _MOST_NUMBERS / d)
+
+
+def further(memory: Memory, verdict: Verdict, tol: float) -> Memory:
+    """Before the next round: as many transitions as the error asks for, at most twice what there are; of chains
+    that have not mixed, the older half is dropped.
+    """
+    chains = memory.chains
+    assert chains is not None
+    have = len(chains.stretches)
+    kept = have if verdict.mixed else have // 2
+    last = memory.rounds[-1]
+    shortened = [found.stiff for found in memory.rounds if found.shortened]
+    log_step = chains.log_step + np.clip(last.acceptance - ACCEPTANCE, -0.5, 0.0 if shortened else 0.2)
+    if too_stiff(last, tol) and (not shortened or last.stiff < _HELPS * shortened[-1]):
+        # What was not entered because of long steps is missing from all draws, unless cautious trajectories entered
+        # it. One in four has shorter steps from now on, and it is these that must not fail; the others stay bold.
+        kept = kept if not cautious_fail(chains) else 0
+        log_step = log_step - np.log(_SHORTER)
+        past = tuple(stretch._replace(factors=_SHORTER * stretch.factors) for stretch in chains.stretches)
+        chains = dataclasses.replace(chains, boldness=_SHORTER, stretches=past)
+        memory = dataclasses.replace(memory, rounds=(*memory.rounds[:-1], dataclasses.replace(last, shortened=True)))
+    z, scores, densities = drawn(chains)
+    leaps = chains.leaping and memory.points is not None and leaping(memory.points, Cloud(z, densities, scores))
+    chains = dataclasses.replace(chains, log_step=float(log_step), leaping=leaps)
+    needed = 1.1 * have * (2.0 * verdict.error.largest / tol) ** 2
+    least = LEAST_MORE * have if kept == have else 0.5 * have
+    if not memory.plain:  # no further than to where more equations can be borne
+        needed = min(needed, next_affordable(len(z), z.shape[1], len(verdict.error.mean)) / len(z) * have)
+    most = min(2.0 * have, most_draws(z.shape[1]) / len(z) * have)
+    wanted = int(np.ceil(np.clip(needed, least, max(most, least))))
+    chains = dataclasses.replace(
+        chains,
+        stretches=chains.stretches[have - kept :],
+        values=chains.values[have - kept :],
+        wanted=wanted * CHUNK,
+    )
+    return dataclasses.replace(memory, chains=chains)
