@@ -146,11 +146,24 @@ def test_summary_selects_and_shows(fit):
         fit.summary("b", filter_vars="glob")
 
 
-def test_pictures_show_scalars_first(fit):
+def test_pictures_show_scalars_first(fit, tmp_path):
     titles = [axis.get_title().split(":")[0] for axis in fit.plot().axes if axis.get_title()]
     assert titles == ["tau", "b[0]", "b[1]", "b[2]"]
-    chosen = [axis.get_title().split(":")[0] for axis in fit.plot(parameters="b").axes if axis.get_title()]
-    assert chosen == ["b[0]", "b[1]", "b[2]"]
+    for picture in (fit.plot(parameters="b"), fit.plot("b"), fit.plot("b", tmp_path / "b.png")):
+        chosen = [axis.get_title().split(":")[0] for axis in picture.axes if axis.get_title()]
+        assert chosen == ["b[0]", "b[1]", "b[2]"]
+    fit.plot(str(tmp_path / "all.png"))
+    fit.plot(tmp_path / "some.svg", ["tau"])
+    assert {found.name for found in tmp_path.iterdir()} == {"b.png", "all.png", "some.svg"}
+
+
+def test_records_show_themselves_as_tables(fit):
+    summary = fit.summary("b")
+    assert repr(summary) == str(summary) and "error of mean" in repr(summary)
+    sharpened = sm.sharpen(fit.particles, fit.target)
+    assert "sharpened" in repr(sharpened) and "<pre" in sharpened._repr_html_() and "tau" in sharpened._repr_html_()
+    beside = sm.compare(fit, fit.particles)
+    assert "of the draws" in repr(beside) and "<pre" in beside._repr_html_()
 
 
 def test_a_loaded_fit_answers_the_same(fit, tmp_path):

@@ -1,7 +1,6 @@
 """Side by side: models, by evidence and leave-one-out cross-validation; or a fit and another sampler's draws."""
 
 import dataclasses
-import io
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,18 +8,18 @@ from typing import Any, overload
 
 import numpy as np
 import scipy.special
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from steinmatch._shown import Shown
 from steinmatch.answers.sharpening import Sharpened, sharpen
 from steinmatch.fitting import Fit
 from steinmatch.records.pages.report import Column, paragraphs, write_report
 from steinmatch.records.reporting import of_fit
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Comparison(Shown):
     """Models from the highest evidence to the lowest. Prints as a table."""
 
     names: tuple[str, ...]
@@ -48,13 +47,11 @@ class Comparison:
         return table
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=100)
-        console.print(self)
-        return console.file.getvalue() + ("" if self.loo is None else f"\n{self.loo}\n")  # type: ignore[attr-defined]
+        return super().__str__() + ("" if self.loo is None else f"\n{self.loo}\n")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Beside:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Beside(Shown):
     """A fit and another sampler's draws of the same posterior, side by side. Prints as a table."""
 
     fit: Fit
@@ -106,11 +103,6 @@ class Beside:
                 f"{far[i].max():.1f}",
             )  # fmt: skip
         return table
-
-    def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=110)
-        console.print(self)
-        return console.file.getvalue()  # type: ignore[attr-defined]
 
     def report(self, path: str | Path, *, title: str = "Posterior", call: str = "") -> None:
         """The fit's report page with the draws' moments in its table."""

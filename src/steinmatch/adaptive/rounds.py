@@ -20,7 +20,7 @@ _HELPS = 0.7  # shorter steps must lower the share of failures by this factor, e
 
 def most_draws(d: int) -> float:
     """Of a walk in d dimensions: what memory and a verdict can bear."""
-    return min(MOST_DRAWS, _MOST_NUMBERS / d)
+    return min(float(MOST_DRAWS), _MOST_NUMBERS / d)
 
 
 def further(memory: Memory, verdict: Verdict, tol: float) -> Memory:

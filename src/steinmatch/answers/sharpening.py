@@ -6,7 +6,6 @@ smaller.
 """
 
 import dataclasses
-import io
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from steinmatch._checks import as_particles
+from steinmatch._shown import Shown
 from steinmatch._types import ArrayLike, float64
 from steinmatch.adaptive.verdict import Error, Verdict, judge
 from steinmatch.coordinates import AffineMap, PulledBack
@@ -127,8 +126,8 @@ class Estimates:
     error: Error
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sharpened:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Sharpened(Shown):
     """Draws with Stein weights, and what they say before and after. Prints as a table."""
 
     target: AbstractTarget
@@ -198,11 +197,6 @@ class Sharpened:
                 f"{a.error.sd[i] * a.sd[i]:.1g}",
             )  # fmt: skip
         return table
-
-    def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=110)
-        console.print(self)
-        return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @float64

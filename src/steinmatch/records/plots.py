@@ -3,7 +3,6 @@
 import collections
 import io
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,15 @@ _MOST_PARAMETERS = 5
 _MOST_AXES = 20
 _MOST_POINTS = 1000
 
+PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg")
+
 
 def plot_particles(
     names: tuple[str, ...],
     values: Float[np.ndarray, "n k"],
     weights: Float[np.ndarray, " n"],
-    parameters: str | list[str] | None = None,
-    path: str | Path | None = None,
+    parameters: Any = None,
+    path: Any = None,
 ) -> Any:
     """A matrix of scatter plots with smoothed marginals on the diagonal, of `parameters` or of the five that matter:
     scalars before short vectors, and these before long ones, since they are the scales and top levels of a model.

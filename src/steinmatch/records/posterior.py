@@ -24,7 +24,7 @@ from steinmatch.measures.weights import Layout
 from steinmatch.records.cmdstan import as_cmdstan
 from steinmatch.records.inferencedata import as_inference_data, groups_of, model_groups, resampled_draws
 from steinmatch.records.moments import Draws, Intervals, Probability, interval, probability, quantile
-from steinmatch.records.plots import plot_particles
+from steinmatch.records.plots import PICTURES, plot_particles
 from steinmatch.records.summary import Summary, selected, summarise
 from steinmatch.targets import AbstractTarget, SavedTarget, constrained_tree, constrained_values, in_form, variables
 from steinmatch.targets.base import MISSING
@@ -138,10 +138,13 @@ class Posterior:
         error = None if self.error is None else Error(self.error.mean[chosen], self.error.sd[chosen])
         return summarise(tuple(names[i] for i in chosen), values[:, chosen], self.weights, self._verdict(), error)
 
-    def plot(self, path: str | Path | None = None, parameters: str | list[str] | None = None) -> Any:
+    def plot(self, parameters: str | Path | list[str] | None = None, path: str | Path | list[str] | None = None) -> Any:
         """The particles in pairs of parameters, with their marginals; written to `path` where one is given. Scalars
-        come first, and "b" stands for all of b.
+        come first, and "b" stands for all of b: `plot()`, `plot("b")`, `plot("pairs.png")`, `plot("b", "pairs.png")`;
+        a name that ends like a picture's file, .png, .pdf, .svg or .jpg, is the path.
         """
+        if isinstance(parameters, Path) or (isinstance(parameters, str) and Path(parameters).suffix in PICTURES):
+            parameters, path = path, parameters
         return plot_particles(*self._named_values, self.weights, parameters, path)
 
     def predict(self, fn: Callable[[Any], Any] | None = None, *, seed: int = 0, **data: Any) -> Any:

@@ -2,25 +2,24 @@
 
 import dataclasses
 import html
-import io
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from steinmatch._files import write_whole
+from steinmatch._shown import Shown
 
 LEVELS = (0.05, 0.5, 0.95)
 COLUMNS = ("mean", "sd", "5%", "50%", "95%")
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Summary(Shown):
     """Moments and quantiles of each parameter, and a sentence on how they were reached. Prints as a table."""
 
     names: tuple[str, ...]
@@ -76,11 +75,6 @@ class Summary:
         for name in self.names:
             table.add_row(escape(name), *(f"{value:{_digits(column)}}" for column, value in self[name].items()))
         return table
-
-    def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=100)
-        console.print(self)
-        return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def _heading(column: str) -> str:
