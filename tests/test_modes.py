@@ -155,12 +155,17 @@ def test_bridge_against_quadrature():
 
 
 def test_errors_of_shares_enter_those_of_moments():
-    """Two points at 0 and 1, equal shares: a relative error e of an evidence moves the mean by e / 4, e / 2 sds."""
-    values = [np.zeros((4, 1)), np.ones((4, 1))]
+    """Two points at 0 and 1, equal shares: a relative error e of an evidence moves the mean by e / 4, e / 2 sds.
+
+    Less than a draw's mass is known to nobody: 1 / n counts in either evidence.
+    """
+    n = 400
+    values = [np.zeros((n, 1)), np.ones((n, 1))]
     none = Error(np.zeros(1), np.zeros(1))
-    found = combined(values, [np.full(4, 0.25)] * 2, [none, none], [Evidence(0.0, 0.1), Evidence(0.0, 0.0)])
-    assert found.error.mean[0] == pytest.approx(0.05) and found.modes[0].share == 0.5
-    assert found.modes[0].error == pytest.approx(0.025)
+    found = combined(values, [np.full(n, 1.0 / n)] * 2, [none, none], [Evidence(0.0, 0.1), Evidence(0.0, 0.0)])
+    relative = np.sqrt(0.1**2 + 2.0 / n**2)
+    assert found.error.mean[0] == pytest.approx(relative / 2.0, rel=1e-12) and found.modes[0].share == 0.5
+    assert found.modes[0].error == pytest.approx(relative / 4.0, rel=1e-12)
 
 
 def test_a_score_that_is_not_the_gradient_is_refused():

@@ -44,7 +44,7 @@ def test_arviz_reads_the_particles(fit):
     assert (sizes["row"], sizes["column"]) == (2, 3)
     table = az.summary(data, kind="stats")
     weighted = np.sum(data.sample_stats["weight"].values * data.posterior["mu"].values)
-    np.testing.assert_allclose(weighted, fit.summary()["mu"]["mean"], rtol=1e-10)
+    np.testing.assert_allclose(weighted, fit.summary()["mu"]["mean"], rtol=1e-10, atol=1e-14)
     assert "theta[a, 1]" in table.index
     first = data.unconstrained["x"].values[2, 5]
     (row,) = np.nonzero((fit.particles == first).all(axis=1))[0][:1]
