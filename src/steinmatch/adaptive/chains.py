@@ -97,6 +97,9 @@ class Memory:
     parts: tuple[Part, ...] = ()  # of several modes
     plain: bool = False  # no Stein weights: at an edge with density Stein's identities fail, and plain averages do not
     restarts: int = 0
+    framed: int = 0  # gradients that the frame has taken
+    reframed: bool = False
+    past_rounds: int = 0  # in an earlier frame
     others: tuple[str, ...] = ()  # said of other modes before the fit began anew in a better one
 
 
@@ -139,11 +142,13 @@ def starting_points(points: Cloud, groups: int, seed: int) -> np.ndarray:
 
 
 def step_factors(chains: Chains) -> np.ndarray:
-    """Of the trajectories of the next stretch: one in eight is cautious or, where most are bold, one in four usual."""
-    factors = np.full(CHUNK, chains.boldness)
+    """Of the trajectories of the next stretch: one in eight is cautious or, where most are bold, as many usual as take
+    half of all gradients.
+    """
+    factors, turn = np.full(CHUNK, chains.boldness), chains.transitions // CHUNK
     if chains.boldness > 1.0:
-        factors[0] = 1.0
-    elif chains.transitions // CHUNK % 2 == 0:
+        factors[0] = 1.0 if turn % max(round(chains.boldness / CHUNK), 1) == 0 else chains.boldness
+    elif turn % 2 == 0:
         factors[0] = CAUTION
     return factors
 
@@ -226,9 +231,13 @@ def doing(memory: Memory, tol: float) -> str:
     will take if it goes on falling with the root of the draws.
     """
     if memory.phase != "walk" or not memory.rounds:
-        return {"climb": "the frame", "parent": "parents", "modes": "modes", "begin": "chains"}.get(
-            memory.phase, "walk"
-        )
+        return {
+            "climb": "the frame",
+            "reframe": "a frame from the draws",
+            "parent": "parents",
+            "modes": "modes",
+            "begin": "chains",
+        }.get(memory.phase, "walk")
     last, before = memory.rounds[-1], memory.rounds[-2].n_draws if len(memory.rounds) > 1 else 0
     new = last.n_draws - before if last.n_draws > before else last.n_draws
     left = last.seconds / new * last.n_draws * max((2.0 * last.error / tol) ** 2 - 1.0, 0.25)

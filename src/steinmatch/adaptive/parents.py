@@ -32,19 +32,24 @@ _NOISE = 3.0
 _MOST_PLACES = 12  # of a parent, to each side
 _NEGLIGIBLE = 12.0  # nats below the top of its marginal density: 5 sds of a normal
 _MOST_BETWEEN, _MISS = 10, 0.05  # further places between, and by how many nats the marginal may be off
+_TRIES = 4  # of them: then no place has been missed by half of that, or it is no use
 _NEAREST = 0.25  # sds between places: what affine phases leave open, over less than that, is a frame that wiggles
 _SMALL_DROP, _LARGE_DROP = 1.0, 3.5  # of the log marginal between two places: then the next is further, or nearer
 _GIVEN_SWEEPS, _GIVEN_ERROR, _GIVEN_GAIN = 20, 0.02, 0.01
 _NORMAL_GRID = np.linspace(-5.0, 5.0, 41)
 
 
-def with_parents(evaluate: Evaluations, affine: AffineMap, seed: int) -> tuple[AbstractFrame, Cloud]:
-    """The affine frame, or a richer one with parents whose bound is higher on fresh points; and these points."""
+def with_parents(
+    evaluate: Evaluations, affine: AffineMap, seed: int, draws: Cloud | None = None
+) -> tuple[AbstractFrame, Cloud]:
+    """The affine frame, or a richer one with parents whose bound is higher on fresh points; and these points. Draws of
+    the target, where there are some, show parents better than points of a frame that is not yet good.
+    """
     d = affine.shift.shape[0]
     z = normal_points(FRESH, d, seed + 1)
     frame: AbstractFrame = affine
     first = points = cloud(evaluate, affine, z)
-    for v in likely_parents(affine, first):
+    for v in likely_parents(affine, first) if draws is None else likely_parents(affine, draws, noise=0.0):
         richer = fit_parent(evaluate, affine, v, seed + 2)
         there = None if richer is None else cloud(evaluate, richer, z)
         if there is not None and rises(first, there) and (points is first or rises(points, there)):
@@ -97,18 +102,23 @@ def promised_gains(frame: AffineMap, points: Cloud) -> Float[np.ndarray, " d"]:
     return gains
 
 
-def likely_parents(frame: AffineMap, points: Cloud, least: float = 0.0) -> list[int]:
+def likely_parents(frame: AffineMap, points: Cloud, least: float = 0.0, noise: float = _NOISE) -> list[int]:
     """At most two coordinates to try as parents, the best first; none in a frame that is good without.
 
     A frame is good if log pi(z) + |z|^2 / 2, a constant for a normal, varies little over its points. A parent must
-    promise more than most coordinates do, which is noise, and more than `least`.
+    promise more than most coordinates do, `noise` times, and more than `least`.
     """
     d = points.z.shape[1]
-    if d < 2 or _varying(points) < _GOOD:
+    if d < 2 or not frame_varies(points):
         return []
     gains = promised_gains(frame, points)
-    least = max(least, _NOISE * float(np.median(gains)) * (d > 4), 0.3 * float(gains.max()))
+    least = max(least, noise * float(np.median(gains)) * (d > 4), 0.3 * float(gains.max()))
     return [int(v) for v in np.argsort(-gains) if gains[v] > least][:2]
+
+
+def frame_varies(points: Cloud) -> bool:
+    """Whether a frame is so far from good that parents are sought."""
+    return _varying(points) >= _GOOD
 
 
 def _varying(points: Cloud) -> float:
@@ -191,8 +201,9 @@ def _refined(
 ) -> list[tuple[float, AffineState]]:
     """Further values of the parent where its marginal density, between those that are known, is not: a cubic spline
     through all but one of them misses that one, by so many nats times the root of the density there. Not between
-    places that are near to each other already.
+    places that are near to each other already; and not at all where further places do not help.
     """
+    before, largest = known, []
     for _ in range(_MOST_BETWEEN):
         places, logs = np.array([place for place, _ in known]), np.array([state.bound.value for _, state in known])
         if not np.isfinite(logs).all():
@@ -207,6 +218,9 @@ def _refined(
         k = int(np.argmax(misses))
         if misses[k] < _MISS:
             break
+        largest.append(misses[k])
+        if len(largest) > _TRIES and min(largest[-_TRIES:]) > 0.5 * largest[-_TRIES - 1]:
+            return before  # what is missed is no curve between places but what affine phases leave open
         left = k - 1 if gaps[k - 1] > gaps[k] else k
         there = 0.5 * (places[left] + places[left + 1])
         nearest = known[left if logs[left] > logs[left + 1] else left + 1][1].frame

@@ -47,6 +47,7 @@ from steinmatch.adaptive.frames import (
 )
 from steinmatch.adaptive.leaps import CYCLE, leap, leaping, settled, stride
 from steinmatch.adaptive.parents import with_parents
+from steinmatch.adaptive.reframing import from_draws, worth_a_frame
 from steinmatch.adaptive.rounds import LEAST_MORE, further, most_draws
 from steinmatch.adaptive.several import begin_parts, step_parts
 from steinmatch.adaptive.survey import look_along_rays, look_for_modes
@@ -150,6 +151,9 @@ class Walk(AbstractStepSolver):
             memory = self._modes(problem, memory)
         elif memory.phase == "begin":
             memory = self._begin(problem.target, memory)
+        elif memory.phase == "reframe":
+            memory = self._reframe(problem.target, memory)
+            return dataclasses.replace(iterate, memory=memory, n_gradients=memory.evaluate.n_gradients, history={})
         else:
             return self._round(problem, memory, iterate)
         particles = present(memory, self.seed)
@@ -259,7 +263,8 @@ class Walk(AbstractStepSolver):
         if chains.leaping:
             states = settled(memory.points, states, np.random.default_rng([self.seed % 2**32, 2**31]))
             chains = dataclasses.replace(chains, states=states, transitions=CHUNK)
-        return dataclasses.replace(memory, chains=self._warmed(memory, chains), phase="walk")
+        framed = memory.framed or memory.evaluate.n_gradients
+        return dataclasses.replace(memory, chains=self._warmed(memory, chains), phase="walk", framed=framed)
 
     def _warmed(self, memory: Memory, chains: Chains) -> Chains:
         """Transitions that adapt the step size and let the chains forget where they began."""
@@ -336,7 +341,27 @@ class Walk(AbstractStepSolver):
             reason += in_words(memory, verdict, len(z), self.tol)
         particles = placed(chains.target.frame, z).x
         following = self._iterate(problem, memory, particles, verdict, iterate, reason, converged)
-        return dataclasses.replace(following, memory=further(memory, verdict, self.tol))
+        going_on = further(memory, verdict, self.tol)
+        if worth_a_frame(going_on, verdict, self.tol):
+            going_on = dataclasses.replace(going_on, phase="reframe")
+        return dataclasses.replace(following, memory=going_on)
+
+    def _reframe(self, target: AbstractTarget, memory: Memory) -> Memory:
+        """A frame from the draws, and as many draws again in it before anything is said of them; or all as it was."""
+        chains = memory.chains
+        assert chains is not None
+        have = len(chains.stretches)
+        found = from_draws(memory, Layout(CHUNK * have, self.groups, self.siblings), self.seed)
+        memory = dataclasses.replace(memory, reframed=True, phase="walk")
+        if found is None:
+            return memory
+        begun = dataclasses.replace(
+            memory, frame=found[0], points=found[1], verdict=None, past_rounds=len(memory.rounds)
+        )
+        memory = self._begin(target, begun)
+        assert memory.chains is not None
+        wanted = max(memory.chains.wanted, CHUNK * have)
+        return dataclasses.replace(memory, chains=dataclasses.replace(memory.chains, wanted=wanted))
 
     def _resumed(self, target: AbstractTarget, memory: Memory) -> Memory:
         """From the frame of an earlier fit and, where the target is the same, its draws."""
