@@ -38,7 +38,8 @@ class Clock:
     def __init__(self):
         import jax.monitoring
 
-        self.compiling = self.running = 0.0
+        self.spans: list[tuple[float, float]] = []  # of compiling, apart from each other, in order
+        self.running = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._compiled)
         functions = (
             ("targets.evaluations", "_values_and_scores"), ("targets.evaluations", "_hessians"),
@@ -50,8 +51,17 @@ class Clock:
             setattr(module, function, self._timed(getattr(module, function)))
 
     def _compiled(self, event: str, seconds: float, **_: object) -> None:
+        """Functions are traced while others are: spans within this one are a part of it."""
         if event.startswith("/jax/core/compile/"):
-            self.compiling += seconds
+            ended = time.monotonic()
+            while self.spans and self.spans[-1][0] >= ended - seconds:
+                self.spans.pop()
+            began = max(ended - seconds, self.spans[-1][1]) if self.spans else ended - seconds
+            self.spans.append((began, ended))
+
+    @property
+    def compiling(self) -> float:
+        return sum(ended - began for began, ended in self.spans)
 
     def _timed(self, function):
         import jax
@@ -72,6 +82,7 @@ def by_steinmatch(name: str) -> dict:
     posteriors = library()
     model = posteriors.load(name)
     reference = json.loads((FOLDER / "reference.json").read_text())[name]
+    clock.spans.clear()
     started = time.monotonic()
     target = sm.Target(model.log_density, dim=model.dim, constrain=model.constrain)
     fit = sm.fit(target, progress=False)

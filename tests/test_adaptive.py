@@ -254,9 +254,10 @@ def test_an_interrupted_fit_returns_its_best():
 def test_an_earlier_fit_is_gone_on_from(skewed_fit):
     again = sm.fit(skewed_fit.target, init=skewed_fit)
     assert again.converged and again.n_gradients < skewed_fit.n_gradients / 3
-    longer = skewed_fit.walk(1000)
-    assert len(longer.particles) >= len(skewed_fit.particles) + 1000
-    assert longer.converged and longer.error.largest < skewed_fit.error.largest
+    more = 3 * len(skewed_fit.particles)  # which halves errors, known to a tenth of themselves
+    longer = skewed_fit.walk(more)
+    assert len(longer.particles) >= len(skewed_fit.particles) + more
+    assert longer.converged and longer.error.largest < 0.8 * skewed_fit.error.largest
     moved = sm.fit(sm.Target(lambda x: skewed(x - 0.3), dim=2), init=skewed_fit)
     assert moved.converged
     np.testing.assert_allclose(moved.mean, skewed_fit.mean + 0.3, atol=0.03)

@@ -1,6 +1,8 @@
-"""Pairwise distances, the median without a sort, sums over row blocks, square roots of covariances."""
+"""Threads of BLAS, pairwise distances, the median without a sort, sums over row blocks, square roots of covariances."""
 
+import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -11,6 +13,21 @@ from jaxtyping import Array, Bool, Float
 # A block of rows of an n x n matrix holds about this many entries (16 MiB in float64). Measured on 2 cores, n = 8000,
 # d = 20: 189, 147, 168 and 209 ms for 2^18, 2^20, 2^21 and 2^22 entries.
 BLOCK_ENTRIES = 2**21
+
+
+@functools.cache
+def _blas() -> Any:
+    import scipy.linalg  # noqa: F401 - its BLAS is another one than NumPy's, and both must be there to be found
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+def one_thread() -> AbstractContextManager:
+    """BLAS with one thread. Between calls its threads spin, and take the cores from XLA: automatic fits of 10 to 90
+    dimensions took 1.1 to 2.7 s with one thread on two cores, 1.7 to 4.5 s with two.
+    """
+    return _blas().limit(limits=1, user_api="blas")
 
 
 def squared_distances(x: Float[Array, "n d"], y: Float[Array, "k d"]) -> Float[Array, "n k"]:

@@ -24,6 +24,7 @@ from jaxtyping import PRNGKeyArray
 
 from steinmatch._checks import check_process, positive_integer, positive_number, whole_seed
 from steinmatch._devices import over, shared_out
+from steinmatch._linalg import one_thread
 from steinmatch._types import ArrayLike, float64, plain
 from steinmatch.adaptive import BATCH, MOST_DRAWS, Evidence, Round, Walk, Walked, batch_of, log_evidence, modes_of, told
 from steinmatch.answers.certificate import Certificate, certify
@@ -364,7 +365,7 @@ def _automatic(call: _Call, started: float) -> Fit:
     else:
         particles = solver.resume.z[:1]
     problem = Problem(target, Linear(), jnp.full(len(particles), 1.0 / len(particles)))
-    with progress_bar(call.progress, "automatic fit", None) as report:
+    with one_thread(), progress_bar(call.progress, "automatic fit", None) as report:
         found = solver.solve(problem, jnp.asarray(particles), budget, report)
     walked: Walked | None = found.outcome
     (reason, error), weights, particles = told(target, found, solver.tol), found.weights, np.asarray(found.particles)

@@ -98,7 +98,7 @@ class Memory:
     plain: bool = False  # no Stein weights: at an edge with density Stein's identities fail, and plain averages do not
     restarts: int = 0
     framed: int = 0  # gradients that the frame has taken
-    reframed: bool = False
+    reframed: int = 0  # draws from which a frame was last sought
     past_rounds: int = 0  # in an earlier frame
     others: tuple[str, ...] = ()  # said of other modes before the fit began anew in a better one
 

@@ -16,6 +16,7 @@ one of the target as it is seen through that frame, and its frame is composed wi
 import jax.numpy as jnp
 import numpy as np
 import scipy.interpolate
+import scipy.linalg
 import scipy.special
 from jaxtyping import Float
 
@@ -36,6 +37,7 @@ _TRIES = 4  # of them: then no place has been missed by half of that, or it is n
 _NEAREST = 0.25  # sds between places: what affine phases leave open, over less than that, is a frame that wiggles
 _SMALL_DROP, _LARGE_DROP = 1.0, 3.5  # of the log marginal between two places: then the next is further, or nearer
 _GIVEN_SWEEPS, _GIVEN_ERROR, _GIVEN_GAIN = 20, 0.02, 0.01
+_LOOKED_AT = 32  # coordinates as parents: each takes d^3 operations
 _NORMAL_GRID = np.linspace(-5.0, 5.0, 41)
 
 
@@ -83,7 +85,8 @@ def rises(before: Cloud, after: Cloud) -> bool:
 
 
 def promised_gains(frame: AffineMap, points: Cloud) -> Float[np.ndarray, " d"]:
-    """By how much the bound would rise, to second order, with each coordinate as a parent: |a|^2 + |c|^2 / 2.
+    """By how much the bound would rise, to second order, with each coordinate as a parent: |a|^2 + |c|^2 / 2; zero for
+    those not looked at.
 
     A log scale a z_v of another coordinate has the curvature E[2 z_v^2 z_r^2] = 2, so it gains a^2; a curved shift
     c (z_v^2 - 1) has the curvature E[(z_v^2 - 1)^2] / 2 = 1, so it gains c^2 / 2.
@@ -92,14 +95,29 @@ def promised_gains(frame: AffineMap, points: Cloud) -> Float[np.ndarray, " d"]:
     covariance, d = root @ root.T, len(root)
     steady = _steadiness(points)
     gains = np.zeros(d)
-    for v in range(d):
+    for v in _most_likely(root, points, steady):
         order = np.concatenate([[v], np.delete(np.arange(d), v)])
         lower = np.linalg.cholesky(covariance[np.ix_(order, order)])
-        rotation = np.linalg.solve(lower, root[order])
+        rotation = scipy.linalg.solve_triangular(lower, root[order], lower=True, check_finite=False)
         z, scores = points.z @ rotation.T, points.scores @ rotation.T
         log_scales, shifts = _lacking(z, scores, steady)
         gains[v] = np.sum(log_scales**2) + 0.5 * np.sum(shifts**2)
     return gains
+
+
+def _most_likely(root: np.ndarray, points: Cloud, steady: np.ndarray) -> np.ndarray:
+    """The coordinates v to look at: all, or of very many those with the largest E[(u_v . z)(z_r s_r + 1)] over the
+    coordinates r of the frame, which is zero for a normal, and as many others; u_v is the direction of v.
+    """
+    d = len(root)
+    if d <= 4 * _LOOKED_AT:
+        return np.arange(d)
+    along = points.z @ (root / np.linalg.norm(root, axis=1, keepdims=True)).T
+    products = np.where(np.isfinite(points.scores), points.z * points.scores + 1.0, 0.0)
+    found = np.sum(((along * steady[:, None]).T @ products) ** 2, axis=1)
+    order = np.argsort(-found)
+    others = np.linspace(_LOOKED_AT, d - 1, _LOOKED_AT).astype(int)
+    return order[np.concatenate([np.arange(_LOOKED_AT), others])]
 
 
 def likely_parents(frame: AffineMap, points: Cloud, least: float = 0.0, noise: float = _NOISE) -> list[int]:
@@ -112,7 +130,8 @@ def likely_parents(frame: AffineMap, points: Cloud, least: float = 0.0, noise: f
     if d < 2 or not frame_varies(points):
         return []
     gains = promised_gains(frame, points)
-    least = max(least, noise * float(np.median(gains)) * (d > 4), 0.3 * float(gains.max()))
+    typical = float(np.median(gains[gains > 0.0])) if gains.any() else 0.0
+    least = max(least, noise * typical * (d > 4), 0.3 * float(gains.max()))
     return [int(v) for v in np.argsort(-gains) if gains[v] > least][:2]
 
 
@@ -306,13 +325,21 @@ def _steadiness(points: Cloud) -> Float[np.ndarray, " n"]:
 
 def _lacking(z: np.ndarray, scores: np.ndarray, steady: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The coefficients a and c of all other coordinates, the first being the parent."""
-    n, d = z.shape
-    parent, finite = z[:, :1], np.where(np.isfinite(scores), scores, 0.0)
-    log_scales, shifts = np.zeros(d - 1), np.zeros(d - 1)
-    for r in range(1, d):
-        own = z[:, [r]]
-        design = np.concatenate([np.ones((n, 1)), own, parent, parent * own, parent**2 - 1.0], axis=1)
-        product = (design * steady[:, None]).T
-        found = np.linalg.solve(product @ design + 1e-9 * n * np.eye(5), product @ finite[:, r])
-        log_scales[r - 1], shifts[r - 1] = 0.5 * found[3], found[4]
-    return log_scales, shifts
+    n = len(z)
+    parent, own = z[:, 0], z[:, 1:]
+    finite = np.where(np.isfinite(scores[:, 1:]), scores[:, 1:], 0.0)
+    # The design of each coordinate r: 1, z_r, p, p z_r, p^2 - 1, as products of powers of p with 1 or z_r.
+    powers = np.stack([np.ones(n), parent, parent**2 - 1.0])
+    plain, mixed = [0, 2, 4], [1, 3]
+    weighted = steady * powers
+    gram, right = np.zeros((own.shape[1], 5, 5)), np.zeros((own.shape[1], 5))
+    gram[:, np.ix_(plain, plain)[0], np.ix_(plain, plain)[1]] = weighted @ powers.T
+    for a, i in enumerate(mixed):
+        between = (weighted * powers[a]) @ own  # with 1, p and p^2 - 1
+        gram[:, i, plain] = gram[:, plain, i] = between.T
+        for b, j in enumerate(mixed):
+            gram[:, i, j] = (steady * powers[a] * powers[b]) @ own**2
+        right[:, i] = (steady * powers[a]) @ (own * finite)
+    right[:, plain] = (weighted @ finite).T
+    found = np.linalg.solve(gram + 1e-9 * n * np.eye(5), right[:, :, None])[:, :, 0]
+    return 0.5 * found[:, 3], found[:, 4]

@@ -25,6 +25,9 @@ _MEMORY = 0.05  # share of a parameter's variance that chains may remember of th
 _LEAST_ESS = 1.0 / (1.0 + 2.0 / DRAWS_AN_EQUATION)
 _ROUNDING = 1e-6  # sds: no smaller error is claimed, for sums in floating point over draws far from the origin
 _UNSEEN = 5.0  # largest values that are missing from an average: tails at the edge of a finite variance
+# m equations fitted to n draws take a share m / n of them, which more draws would give back. Those with as many draws
+# an equation, whose errors are still larger by this factor, have little to gain.
+_HOPELESS, _MANY = 1.0 / (1.0 - 1.0 / DRAWS_AN_EQUATION), 4 * DRAWS_AN_EQUATION
 _BETTER = 0.95  # a larger family must lower the largest error by this factor
 
 
@@ -51,6 +54,7 @@ class Verdict(NamedTuple):
     mixed: bool
     agree: bool  # plain and weighted draws
     estimate: tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]  # weighted means and sds
+    hopeless: tuple[Family, ...] = ()  # families that more draws of these chains would not help either
 
 
 class _Estimate(NamedTuple):
@@ -76,16 +80,19 @@ def judge(
     layout: Layout,
     start: tuple[Float[np.ndarray, "g d"], Float[np.ndarray, "g d"], Values] | None = None,
     families: list[Family] | None = None,
+    hopeless: tuple[Family, ...] = (),
 ) -> Verdict:
     """Weights and errors of draws in the order of `layout`; `start` holds the points where the groups began.
 
-    `families` limits the equations that are tried; all that the draws can bear by default.
+    `families` limits the equations that are tried; all that the draws can bear by default, but for `hopeless` ones,
+    which an earlier verdict has found to be of no use.
     """
     n, d = z.shape
     k = values.value.shape[1]
     mean, sd = values.value.mean(axis=0), _positive(values.value.std(axis=0))
     functions = moment_functions(values.value, mean, sd)
     tried = affordable(n, d, k) if families is None else families
+    tried = [family for family in tried if family not in hopeless]
     estimates, system = _estimates(tried, z, scores, values, functions, layout)
     best = estimates[0]
     for estimate in estimates[1:]:
@@ -117,7 +124,16 @@ def judge(
         mixed=mixed,
         agree=agree,
         estimate=_moments(values.value, weights),
+        hopeless=(*hopeless, *_hopeless(estimates, system)),
     )
+
+
+def _hopeless(estimates: list[_Estimate], system: _System | None) -> list[Family]:
+    if system is None:
+        return []
+    least, enough = min(estimate.error.max() for estimate in estimates), len(system.psi) / _MANY
+    families = [e.family for e in estimates if e.family is not None and not e.error.max() <= _HOPELESS * least]
+    return [family for family in families if len(system.columns[family]) <= enough]
 
 
 def confirmed(verdict: Verdict, before: Verdict | None, groups: int) -> Verdict:

@@ -320,9 +320,10 @@ class Walk(AbstractStepSolver):
         z, scores, _ = drawn(chains)
         layout = Layout(CHUNK * len(chains.stretches), self.groups, self.siblings)
         families = [] if memory.plain else None
-        verdict = judge(z, scores, Values.joined(list(chains.values)), layout, chains.start, families)
-        verdict = confirmed(verdict, memory.verdict, layout.groups)
         before = memory.verdict
+        useless = () if before is None else before.hopeless
+        verdict = judge(z, scores, Values.joined(list(chains.values)), layout, chains.start, families, useless)
+        verdict = confirmed(verdict, before, layout.groups)
         memory = dataclasses.replace(recorded(memory, verdict, layout), verdict=verdict)
         enough = len(z) >= self.least_draws
         smooth = not too_stiff(memory.rounds[-1], self.tol)
@@ -352,7 +353,7 @@ class Walk(AbstractStepSolver):
         assert chains is not None
         have = len(chains.stretches)
         found = from_draws(memory, Layout(CHUNK * have, self.groups, self.siblings), self.seed)
-        memory = dataclasses.replace(memory, reframed=True, phase="walk")
+        memory = dataclasses.replace(memory, reframed=CHUNK * have * len(chains.states.z), phase="walk")
         if found is None:
             return memory
         begun = dataclasses.replace(

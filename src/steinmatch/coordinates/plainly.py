@@ -90,24 +90,31 @@ def _parent_derivatives(
     scale, rate = np.exp(w @ scales), dw @ scales
     scaled, change = scale * z[:, 1:], rate * scale * z[:, 1:]
     turn = (ddw @ scales) * scaled + rate * change
-    shear, dshear, ddshear = (np.tensordot(weights @ mixing, shears, 1) for weights in (w, dw, ddw))
+    mixes = [weights @ mixing for weights in (w, dw, ddw)]
+    stacked = shears.reshape(-1, d - 1).T
 
-    def times(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
-        return np.einsum("nij,nj->ni", matrix, vector)
+    def times(vector: np.ndarray, *orders: int) -> list[np.ndarray]:
+        """The shear at each point, or its derivatives of these orders, times a vector: never a matrix for a point."""
+        products = (vector @ stacked).reshape(n, -1, d - 1)
+        return [np.einsum("ns,nsr->nr", mixes[order], products) for order in orders]
 
-    first = dw @ means + change + times(dshear, scaled) + times(shear, change)
-    second = ddw @ means + turn + times(ddshear, scaled) + 2.0 * times(dshear, change) + times(shear, turn)
+    (once, bent), (moved, shifted), (turned,) = times(scaled, 1, 2), times(change, 0, 1), times(turn, 0)
+    first = dw @ means + change + once + moved
+    second = ddw @ means + turn + bent + 2.0 * shifted + turned
+    shear = (mixes[0] @ shears.reshape(len(shears), -1)).reshape(n, d - 1, d - 1)
     jacobian = np.zeros((n, d, d))
     jacobian[:, 0, 0] = slope
     jacobian[:, 1:, 0] = slope[:, None] * first
-    jacobian[:, 1:, 1:] = (shear + np.eye(d - 1)) * scale[:, None, :]
+    shear[:, np.arange(d - 1), np.arange(d - 1)] += 1.0
+    np.multiply(shear, scale[:, None, :], out=jacobian[:, 1:, 1:])
     twice = np.concatenate([bend[:, None], bend[:, None] * first + slope[:, None] ** 2 * second], axis=1)
     if inner is None:
         return jacobian, twice
     parent = inner[:, 0]
-    both = scale * times(inner[:, 1:], parent)
-    mixed = slope[:, None] * (times(dshear, both) + rate * both + times(shear, rate * both))
-    laplacian = np.sum(parent**2, axis=1, keepdims=True) * twice + times(jacobian, inner_laplacian)
+    both = scale * np.einsum("nij,nj->ni", inner[:, 1:], parent)
+    mixed = slope[:, None] * (times(both, 1)[0] + rate * both + times(rate * both, 0)[0])
+    laplacian = np.sum(parent**2, axis=1, keepdims=True) * twice
+    laplacian += np.einsum("nij,nj->ni", jacobian, inner_laplacian)
     laplacian[:, 1:] += 2.0 * mixed
     return jacobian @ inner, laplacian
 

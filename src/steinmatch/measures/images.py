@@ -28,6 +28,8 @@ from steinmatch.targets.compiled import compiled
 OWN_DEGREE = 4
 _DIFFERENCE = 1e-3  # of second differences, for values that JAX cannot differentiate: accurate to about 1e-6
 _MOST_WORK = 2 * 10**10  # products of images, of one verdict: about a second on two cores
+_BLOCK_ENTRIES = 2**21  # of the derivatives of a frame at draws: 16 MiB
+_LEAST_BLOCK = 16  # draws
 DRAWS_AN_EQUATION = 5  # at least: with fewer, weights that solve the equations of finite samples are far from uniform
 
 
@@ -98,10 +100,21 @@ def _differentiable(constrain: Callable, dim: int) -> bool:
 def values_at(
     target: PulledBack, z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"], size: int | None = None
 ) -> Values:
-    """The constrained values of draws z whose pulled-back scores are known; filled up to `size` for compiled code."""
+    """The constrained values of draws z whose pulled-back scores are known; filled up to `size` for compiled code, or
+    in blocks of one size where the derivatives of a frame at all draws would be too large.
+    """
+    n, d = z.shape
+    block = max(1 << (_BLOCK_ENTRIES // d**2).bit_length() - 1, _LEAST_BLOCK)
+    if n > block or (size or n) > block:
+        rows = [slice(i, i + block) for i in range(0, n, block)]
+        return Values.joined([_values_of(target, z[row], scores[row], block) for row in rows])
+    return _values_of(target, z, scores, max(size or n, n))
+
+
+def _values_of(target: PulledBack, z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"], size: int) -> Values:
     n, d = z.shape
     constrain = _itself if target.target.constrain is None else target.target.constrain
-    filled, given = (np.resize(part, (max(size or n, n), d)) for part in (z, scores))
+    filled, given = (np.resize(part, (size, d)) for part in (z, scores))
     x = placed(target.frame, filled).x
     jacobians, laplacians = derivatives(target.frame, filled)
     arrays = [jnp.asarray(part) for part in (x, jacobians, laplacians, given)]
@@ -137,21 +150,24 @@ def linear_images(z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"])
 
 def cubic_images(z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n c"]:
     """psi of the gradients of all products of three coordinates, in Hermite polynomials."""
-    d = z.shape[1]
+    z, scores = np.ascontiguousarray(z.T), np.ascontiguousarray(scores.T)  # row after row is several times faster
+    d = len(z)
     basis = hermite(z, 3)
     # E_k = psi of the gradient of He_k(z_i) alone; a product's image is the sum over its factors.
     alone = [np.zeros_like(z), scores]
     alone += [np.sqrt(k * (k - 1.0)) * basis[k - 2] + np.sqrt(k) * scores * basis[k - 1] for k in (2, 3)]
-    columns = [alone[3]]
-    if d > 1:
-        i, j = np.nonzero(~np.eye(d, dtype=bool))
-        columns.append(alone[2][:, i] * z[:, j] + basis[2][:, i] * alone[1][:, j])
-    if d > 2:
-        i, j, k = np.array(list(itertools.combinations(range(d), 3))).T
-        columns.append(
-            alone[1][:, i] * z[:, j] * z[:, k] + alone[1][:, j] * z[:, i] * z[:, k] + alone[1][:, k] * z[:, i] * z[:, j]
-        )
-    return np.concatenate(columns, axis=1)
+    found = np.empty((d * (d + 1) * (d + 2) // 6, z.shape[1]))
+    found[:d] = alone[3]
+    row = d
+    for i in range(d):
+        others = np.delete(np.arange(d), i)
+        found[row : row + d - 1] = alone[2][i] * z[others] + basis[2][i] * scores[others]
+        row += d - 1
+    for i, j in itertools.combinations(range(d), 2):
+        upto = row + d - 1 - j
+        found[row:upto] = (scores[i] * z[j] + scores[j] * z[i]) * z[j + 1 :] + z[i] * z[j] * scores[j + 1 :]
+        row = upto
+    return found.T
 
 
 @dataclasses.dataclass(frozen=True)
