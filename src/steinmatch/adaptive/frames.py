@@ -9,7 +9,7 @@ import scipy.special
 from jaxtyping import Float
 
 from steinmatch.coordinates import AbstractFrame
-from steinmatch.coordinates.plainly import placed
+from steinmatch.coordinates.plainly import placed, unplaced
 from steinmatch.solvers.affine import START_SCALES, AffineState, Evaluate, first_bound, raise_bound
 from steinmatch.targets import Evaluations
 
@@ -96,6 +96,14 @@ def cloud(evaluate: Evaluations, frame: AbstractFrame, z: Float[np.ndarray, "n d
 def log_weights(points: Cloud) -> Float[np.ndarray, " n"]:
     """log pi(z) + |z|^2 / 2: the target's density over that of the frame's normal, but for a constant."""
     return points.log_densities + 0.5 * np.sum(points.z**2, axis=1)
+
+
+def log_frame_density(frame: AbstractFrame, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+    """log q(x), but for a constant; very low where the frame does not reach."""
+    with np.errstate(all="ignore"):
+        z = unplaced(frame, x)
+        logs = -0.5 * np.sum(z**2, axis=1) - placed(frame, z).log_det
+    return np.where(np.isfinite(logs), logs, -1e6)
 
 
 class Seen:

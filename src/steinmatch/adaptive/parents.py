@@ -28,7 +28,7 @@ from steinmatch.targets import Evaluations
 _BOTH = 15  # dimensions up to which the second likely parent is tried as well
 _FURTHER = 2  # parents besides the first
 _WORTH, _SHARE = 0.05, 0.2  # nats that a further parent must promise, and of all that the frame lacks
-_GOOD = 0.05  # variance of log weights, about twice the divergence from the frame's normal in nats
+GOOD = 0.05  # variance of log weights, about twice the divergence from the frame's normal in nats
 _NOISE = 3.0
 _MOST_PLACES = 12  # of a parent, to each side
 _NEGLIGIBLE = 12.0  # nats below the top of its marginal density: 5 sds of a normal
@@ -51,7 +51,8 @@ def with_parents(
     z = normal_points(FRESH, d, seed + 1)
     frame: AbstractFrame = affine
     first = points = cloud(evaluate, affine, z)
-    for v in likely_parents(affine, first) if draws is None else likely_parents(affine, draws, noise=0.0):
+    likely = likely_parents(affine, first) if draws is None else likely_parents(affine, draws, noise=0.0)
+    for v in _ranked(evaluate, affine, likely, seed + 3):
         richer = fit_parent(evaluate, affine, v, seed + 2)
         there = None if richer is None else cloud(evaluate, richer, z)
         if there is not None and rises(first, there) and (points is first or rises(points, there)):
@@ -135,9 +136,17 @@ def likely_parents(frame: AffineMap, points: Cloud, least: float = 0.0, noise: f
     return [int(v) for v in np.argsort(-gains) if gains[v] > least][:2]
 
 
+def _ranked(evaluate: Evaluations, frame: AffineMap, likely: list[int], seed: int) -> list[int]:
+    """Likely parents of which one alone will be tried, by what they promise on other points."""
+    if len(likely) < 2 or len(frame.shift) <= _BOTH:
+        return likely
+    gains = promised_gains(frame, cloud(evaluate, frame, normal_points(2 * FRESH, len(frame.shift), seed)))
+    return sorted(likely, key=lambda v: -gains[v])
+
+
 def frame_varies(points: Cloud) -> bool:
     """Whether a frame is so far from good that parents are sought."""
-    return _varying(points) >= _GOOD
+    return _varying(points) >= GOOD
 
 
 def _varying(points: Cloud) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from steinmatch.adaptive.chains import Memory, drawn
-from steinmatch.adaptive.frames import Cloud, cloud
+from steinmatch.adaptive.frames import Cloud, cloud, log_frame_density
 from steinmatch.adaptive.parents import frame_varies, rises, with_parents
 from steinmatch.adaptive.verdict import Verdict
 from steinmatch.adaptive.walks import CHUNK
@@ -75,11 +75,3 @@ def _root(x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "d d"] | None:
         return np.linalg.cholesky(covariance)
     except np.linalg.LinAlgError:
         return None
-
-
-def log_frame_density(frame: AbstractFrame, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-    """log q(x), but for a constant; very low where the frame does not reach."""
-    with np.errstate(all="ignore"):
-        z = unplaced(frame, x)
-        logs = -0.5 * np.sum(z**2, axis=1) - placed(frame, z).log_det
-    return np.where(np.isfinite(logs), logs, -1e6)

@@ -8,9 +8,11 @@ import numpy as np
 
 from steinmatch.adaptive.chains import Memory, Walked
 from steinmatch.adaptive.evidence import evidence
-from steinmatch.adaptive.frames import Cloud, batch_of, batched, cloud, normal_points
+from steinmatch.adaptive.frames import Cloud, batch_of, batched, cloud, log_frame_density, log_weights, normal_points
 from steinmatch.adaptive.modes import SAME, Confined, Part, combined
+from steinmatch.adaptive.parents import GOOD, frame_varies
 from steinmatch.coordinates import AffineMap
+from steinmatch.coordinates.plainly import placed
 from steinmatch.kernels import Whitened
 from steinmatch.kernels.features import Linear
 from steinmatch.solvers.affine import first_bound
@@ -51,6 +53,11 @@ def step_parts(solver: Any, problem: Problem, memory: Memory, iterate: Iterate, 
             if part.iterate.reason or part.iterate.memory.phase not in phases:
                 continue
             if phases[0] == "begin" and not isinstance(part.problem.target, Confined):
+                whole = next((one for one in parts if all(_describes(one, other) for other in parts)), None)
+                if whole is not None:  # there is one mode, of which others saw slices
+                    own = whole.iterate.memory
+                    found = dataclasses.replace(memory, frame=own.frame, points=own.points, phase="begin")
+                    return _going_on(found, iterate, [])
                 confined = _confine(problem, memory, parts)
                 return _going_on(memory, iterate, confined)
             count = part.iterate.memory.evaluate
@@ -68,6 +75,17 @@ def _going_on(memory: Memory, iterate: Iterate, parts: list[Part]) -> Iterate:
     return dataclasses.replace(
         iterate, n_steps=steps, n_gradients=memory.evaluate.n_gradients, history={}, memory=memory
     )
+
+
+def _describes(one: Part, other: Part) -> bool:
+    """Whether one part's frame knows the density at the other's points too: their log weights are as constant there."""
+    own, its = one.iterate.memory, other.iterate.memory
+    if own.points is None or its.points is None or frame_varies(own.points):
+        return False
+    there = placed(its.frame, its.points.z)
+    logs = its.points.log_densities - there.log_det - log_frame_density(own.frame, there.x)
+    off = logs - np.mean(log_weights(own.points))
+    return bool(np.mean(off**2) < GOOD)
 
 
 def _confine(problem: Problem, memory: Memory, parts: list[Part]) -> list[Part]:
