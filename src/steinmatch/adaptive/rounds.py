@@ -71,7 +71,10 @@ def further(memory: Memory, verdict: Verdict, tol: float) -> Memory:
     least = max(least, kept + CYCLE) if unadapted else least  # with trajectories among them
     if not memory.plain:  # no further than to where more equations can be borne
         needed = min(needed, next_affordable(len(z), z.shape[1], len(verdict.error.mean)) / len(z) * have)
-    most = min(MOST_MORE * have, most_draws(z.shape[1]) / len(z) * have)
+    all_there_may_be = most_draws(z.shape[1]) / len(z) * have
+    most = min(MOST_MORE * have, all_there_may_be)
+    if LEAST_MORE * most > all_there_may_be and kept == have:
+        most = np.floor(all_there_may_be)  # there could be no further round
     wanted = int(np.ceil(np.clip(needed, least, max(most, least))))
     chains = dataclasses.replace(
         chains,
