@@ -122,7 +122,7 @@ def test_seeds(target, seed):
 def test_more_particles_than_memory(target):
     with pytest.raises(ValueError, match="more than a quarter of the"):
         sm.fit(target, 10**12, kernel="rbf")
-    with pytest.raises(ValueError, match="at most 131,072 draws"):
+    with pytest.raises(ValueError, match="at most 262,144 draws"):
         sm.fit(target, 10**12)
 
 
