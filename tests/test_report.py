@@ -117,10 +117,10 @@ def test_sharpened_draws_tell_before_and_after(tmp_path):
     assert "mean before" in text and "Sharpened: the largest standard error" in text
 
 
-def _in_browser(text: str, folder, *options: str) -> dict:
+def in_browser(text: str, folder, *options: str, probe: str = PROBE) -> dict:
     """What the probe found in a page."""
     path = folder / "page.html"
-    path.write_text(text.replace("<head>", "<head>" + PROBE, 1))
+    path.write_text(text.replace("<head>", "<head>" + probe, 1))
     command = [
         str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", *options,
         "--virtual-time-budget=3000", "--dump-dom", path.as_uri(),
@@ -133,7 +133,7 @@ def _in_browser(text: str, folder, *options: str) -> dict:
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_the_page_works_in_a_browser(tmp_path):
-    found = _in_browser(page(_report(k=120)), tmp_path)
+    found = in_browser(page(_report(k=120)), tmp_path)
     assert found["errors"] == [] and not found["broken"] and found["requests"] == 0
     assert found["before"] == found["first"] == list(range(120))
     assert found["rising"] == list(range(120))[::-1] and found["falling"] == list(range(120))
@@ -143,9 +143,9 @@ def test_the_page_works_in_a_browser(tmp_path):
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_dark_and_narrow(tmp_path):
-    light = _in_browser(page(_report()), tmp_path)
-    dark = _in_browser(page(_report()), tmp_path, "--force-dark-mode", "--enable-features=WebContentsForceDark")
-    narrow = _in_browser(page(_report()), tmp_path, "--window-size=360,800")
+    light = in_browser(page(_report()), tmp_path)
+    dark = in_browser(page(_report()), tmp_path, "--force-dark-mode", "--enable-features=WebContentsForceDark")
+    narrow = in_browser(page(_report()), tmp_path, "--window-size=360,800")
     assert light["errors"] == dark["errors"] == narrow["errors"] == []
     assert light["background"] == "rgb(255, 255, 255)" and dark["background"] != light["background"]
     assert narrow["wide"] <= 0

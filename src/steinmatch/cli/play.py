@@ -148,7 +148,12 @@ def _walked(target: AbstractTarget, n: int, seed: int, truth: tuple[np.ndarray, 
     weights = stein_weights(target, some)
     return [
         _frame("points of a standard normal", z, truth, 0),
-        _frame("the same points in the frame", placed(frame, z).x, truth, found.n_gradients // 4),
+        _frame(
+            "the same points in the frame, found with the first draws",
+            placed(frame, z).x,
+            truth,
+            found.rounds[0].n_gradients,
+        ),
         _frame(f"{n} draws of the walk, of equal weight", some, truth, found.n_gradients),
         _frame(f"the same {n} draws with Stein weights", some, truth, found.n_gradients + n, np.asarray(weights)),
     ]
