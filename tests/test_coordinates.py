@@ -11,6 +11,7 @@ from steinmatch.coordinates import (
     AffineMap,
     Composed,
     Order,
+    Pair,
     Parent,
     PulledBack,
     Spline,
@@ -23,7 +24,7 @@ from steinmatch.coordinates import (
 from steinmatch.coordinates.plainly import derivatives, placed, unplaced
 from steinmatch.solvers.affine import Affine
 
-D = 3
+D = 4
 
 
 def _parent() -> Parent:
@@ -32,6 +33,18 @@ def _parent() -> Parent:
     means, log_scales = rng.normal(size=(5, D - 1)), 0.5 * rng.normal(size=(5, D - 1))
     units = np.eye(D - 1) + np.tril(rng.normal(size=(5, D - 1, D - 1)), -1)
     return Parent.over((grid, np.sinh(0.5 * grid) + 0.3 * grid), knots, means, units * np.exp(log_scales)[:, None, :])
+
+
+def _pair() -> Pair:
+    rng = np.random.default_rng(3)
+    grid, across = np.linspace(-3.0, 3.0, 7), np.array([-2.0, -0.5, 0.4, 1.7])
+    knots = rng.normal(size=(9, 2))
+    quantiles = np.exp(0.3 * rng.normal(size=(4, 1))) * np.sinh(0.4 * grid) + 0.3 * grid + rng.normal(size=(4, 1))
+    means, scales = rng.normal(size=(9, D - 2)), np.exp(0.3 * rng.normal(size=(9, D - 2)))
+    units = np.eye(D - 2) + np.tril(rng.normal(size=(9, D - 2, D - 2)), -1)
+    plane = np.array([0.3, -1.0]), np.array([[0.8, 0.0], [0.5, 1.3]])
+    places = np.sinh(0.5 * grid) + 0.3 * grid
+    return Pair.over(plane, grid, places, across, quantiles, knots, means, units * scales[:, None, :])
 
 
 def test_a_few_matrices_mix_to_all_shears_within_the_tolerance():
@@ -54,15 +67,23 @@ def test_a_few_matrices_mix_to_all_shears_within_the_tolerance():
         assert np.max(0.5 * np.sum((off * ratio / ratio[:, None]) ** 2, axis=(1, 2))) <= tolerance
 
 
-ROOT = np.array([[1.0, 0.0, 0.0], [0.4, 2.0, 0.0], [-0.3, 0.2, 0.5]])
+ROOT = np.array([[1.0, 0.0, 0.0, 0.0], [0.4, 2.0, 0.0, 0.0], [-0.3, 0.2, 0.5, 0.0], [0.1, 0.0, -0.4, 1.5]])
 FRAMES: dict[str, AbstractFrame] = {
-    "affine": AffineMap(jnp.array([1.0, -2.0, 0.5]), jnp.asarray(ROOT)),
-    "order": Order(jnp.array([2, 0, 1])),
+    "affine": AffineMap(jnp.array([1.0, -2.0, 0.5, 0.0]), jnp.asarray(ROOT)),
+    "order": Order(jnp.array([2, 0, 3, 1])),
     "parent": _parent(),
-    "composed": Composed((Order(jnp.array([2, 0, 1])), _parent())),
+    "pair": _pair(),
+    "composed": Composed((Order(jnp.array([2, 0, 3, 1])), _parent())),
 }
-TWO_PARENTS = Composed((FRAMES["composed"], Composed((Order(jnp.array([1, 2, 0])), _parent()))))
-TARGET = sm.Target(lambda x: -0.5 * jnp.sum(x**2) - 0.1 * x[0] ** 4 + 0.3 * jnp.sin(x[1] * x[2]), dim=D)
+TWO_PARENTS = Composed((FRAMES["composed"], Composed((Order(jnp.array([1, 3, 2, 0])), _parent()))))
+IN_PAIR = Composed((FRAMES["order"], FRAMES["pair"]))
+
+
+def _log_density(x):
+    return -0.5 * jnp.sum(x**2) - 0.1 * x[0] ** 4 + 0.3 * jnp.sin(x[1] * x[2])
+
+
+TARGET = sm.Target(_log_density, dim=D)
 
 
 @pytest.fixture(scope="module", params=FRAMES)
@@ -101,7 +122,7 @@ def test_stein_equations_in_z_are_stein_equations_in_x(frame, z):
     pulled = PulledBack(TARGET, frame)
 
     def g(z):
-        return jnp.stack([jnp.sin(z[1]), z[0] * z[2], jnp.cos(z[0])])
+        return jnp.stack([jnp.sin(z[1]), z[0] * z[2], jnp.cos(z[0]), z[3] * z[1]])
 
     def h(x):
         z = frame.whiten(x)
@@ -163,7 +184,7 @@ def test_numpy_frames_agree_with_jax(frame, z):
     np.testing.assert_allclose(unplaced(frame, found.x), points, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("frame", [FRAMES["affine"], FRAMES["composed"], TWO_PARENTS])
+@pytest.mark.parametrize("frame", [FRAMES["affine"], FRAMES["composed"], TWO_PARENTS, IN_PAIR])
 def test_numpy_derivatives_agree_with_autodiff(frame, z):
     jacobians, laplacians = derivatives(frame, np.asarray(z))
     np.testing.assert_allclose(jacobians, jax.vmap(jax.jacfwd(frame.colour))(z), rtol=1e-8, atol=1e-8)
@@ -197,15 +218,16 @@ def test_a_kernel_pulled_back_through_any_frame(z):
 
 def test_the_affine_phase_raises_the_same_bound():
     """With no parent the frame is the affine phase's: its equations are the bound's stationary points."""
-    fit = sm.fit(TARGET, 40, kernel=sm.Linear(), solver=Affine(), progress=False)
+    target, d = sm.Target(_log_density, dim=3), 3
+    fit = sm.fit(target, 40, kernel=sm.Linear(), solver=Affine(), progress=False)
     own = np.asarray(whiten_all(AffineMap(jnp.asarray(fit.frame.shift), jnp.asarray(fit.frame.root)), fit.particles))
 
     def bound(theta):
         shift, stretch = theta
-        root = jnp.asarray(fit.frame.root) @ (jnp.eye(D) + 0.5 * (stretch + stretch.T))
+        root = jnp.asarray(fit.frame.root) @ (jnp.eye(d) + 0.5 * (stretch + stretch.T))
         x = (jnp.asarray(fit.frame.shift) + shift)[None, :] + jnp.asarray(own) @ root.T
-        return jnp.mean(jax.vmap(TARGET.log_density)(x)) + jnp.linalg.slogdet(root)[1]
+        return jnp.mean(jax.vmap(target.log_density)(x)) + jnp.linalg.slogdet(root)[1]
 
-    gradient = jax.grad(bound)((jnp.zeros(D), jnp.zeros((D, D))))
+    gradient = jax.grad(bound)((jnp.zeros(d), jnp.zeros((d, d))))
     for part in gradient:
         np.testing.assert_allclose(part, 0.0, atol=2e-4)

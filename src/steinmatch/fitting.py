@@ -29,7 +29,7 @@ from steinmatch._types import ArrayLike, float64, plain
 from steinmatch.adaptive import BATCH, MOST_DRAWS, Evidence, Round, Walk, Walked, batch_of, log_evidence, modes_of, told
 from steinmatch.answers.certificate import Certificate, certify
 from steinmatch.answers.matching import MatchingSet
-from steinmatch.answers.query import Query, answer, query_features
+from steinmatch.answers.query import Query, answer, answer_from_draws, draws_of, query_features
 from steinmatch.answers.sharpening import stein_weights
 from steinmatch.choices import kernel_named, rank_of, solver_for, solver_named
 from steinmatch.coordinates import AffineMap, PulledBack
@@ -112,7 +112,11 @@ class Fit(Posterior):
 
     def query(self, f: Callable[[Any], Any]) -> Query:
         """E f with an error, f being a function of one point's parameters with values of any shape."""
-        return answer(self.on_points(f), self.matching_set, self.residual)
+        if self.error is None:
+            return answer(self.on_points(f), self.matching_set, self.residual)
+        draws = draws_of(self.walked, self.weights, self.draws_layout, self.modes)
+        with one_thread():
+            return answer_from_draws(self._values_of(f, "query"), draws, self.residual)
 
     def refine_for(self, f: Callable[[Any], Any], *, max_seconds: float | None = None, progress: bool = True) -> "Fit":
         """Query-specific inference: a new fit whose features also match f, as far as its Stein equation can be solved.

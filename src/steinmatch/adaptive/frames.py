@@ -8,7 +8,7 @@ import numpy as np
 import scipy.special
 from jaxtyping import Float
 
-from steinmatch.coordinates import AbstractFrame
+from steinmatch.coordinates import AbstractFrame, AffineMap
 from steinmatch.coordinates.plainly import placed, unplaced
 from steinmatch.solvers.affine import START_SCALES, AffineState, Evaluate, first_bound, raise_bound
 from steinmatch.targets import Evaluations
@@ -67,6 +67,13 @@ def begin_climb(
     few = begin_points(d) < 2 * d + 2
     z = normal_points(begin_points(d), d, seed)
     return first_bound(evaluate, z, z, centre, sd, (1.0,) if scaled else START_SCALES, few)
+
+
+def begin_again(evaluate: Evaluate, frame: AffineMap, seed: int) -> AffineState:
+    """The first state of an affine phase from the frame of an earlier one."""
+    d = frame.shift.shape[0]
+    z = normal_points(batched(d), d, seed)
+    return first_bound(evaluate, z, z, np.asarray(frame.shift), np.ones(d), (1.0,), False, frame)
 
 
 def climb(evaluate: Evaluate, state: AffineState, seed: int) -> tuple[AffineState, bool]:

@@ -20,13 +20,16 @@ import scipy.linalg
 import scipy.special
 from jaxtyping import Float
 
+from steinmatch.adaptive.conditional import GIVEN_ERROR, NORMAL_GRID, Given, carried, conditional
 from steinmatch.adaptive.frames import FRESH, Cloud, Seen, batched, cloud, log_weights, normal_points
+from steinmatch.adaptive.pairs import fit_pair
 from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Parent
-from steinmatch.solvers.affine import AffineState, Evaluate, bound_error, first_bound, raise_bound, usable
+from steinmatch.solvers.affine import AffineState, Evaluate
 from steinmatch.targets import Evaluations
 
 _BOTH = 15  # dimensions up to which the second likely parent is tried as well
 _FURTHER = 2  # parents besides the first
+_PAIR_PAYS = 1.0  # variance of log weights from which on a pair, some 30 affine phases, pays in many dimensions
 _WORTH, _SHARE = 0.05, 0.2  # nats that a further parent must promise, and of all that the frame lacks
 GOOD = 0.05  # variance of log weights, about twice the divergence from the frame's normal in nats
 _NOISE = 3.0
@@ -36,9 +39,7 @@ _MOST_BETWEEN, _MISS = 10, 0.05  # further places between, and by how many nats 
 _TRIES = 4  # of them: then no place has been missed by half of that, or it is no use
 _NEAREST = 0.25  # sds between places: what affine phases leave open, over less than that, is a frame that wiggles
 _SMALL_DROP, _LARGE_DROP = 1.0, 3.5  # of the log marginal between two places: then the next is further, or nearer
-_GIVEN_SWEEPS, _GIVEN_ERROR, _GIVEN_GAIN = 20, 0.02, 0.01
 _LOOKED_AT = 32  # coordinates as parents: each takes d^3 operations
-_NORMAL_GRID = np.linspace(-5.0, 5.0, 41)
 
 
 def with_parents(
@@ -49,7 +50,7 @@ def with_parents(
     """
     d = affine.shift.shape[0]
     z = normal_points(FRESH, d, seed + 1)
-    frame: AbstractFrame = affine
+    frame: AbstractFrame | Composed = affine
     first = points = cloud(evaluate, affine, z)
     likely = likely_parents(affine, first) if draws is None else likely_parents(affine, draws, noise=0.0)
     for v in _ranked(evaluate, affine, likely, seed + 3):
@@ -63,9 +64,17 @@ def with_parents(
     if points is first or not np.isfinite(points.log_densities).all():
         return frame, points
     whole = AffineMap(jnp.zeros(d), jnp.eye(d))
-    for _ in range(_FURTHER):
+    for further in range(_FURTHER):
         likely = likely_parents(whole, points, least=max(_WORTH, 0.5 * _SHARE * _varying(points)))
-        richer = fit_parent(Seen(evaluate, frame), whole, likely[0], seed + 2) if likely else None
+        if not likely:
+            break
+        if not further and d >= 3 and (d <= _BOTH or _varying(points) > _PAIR_PAYS):
+            order = np.asarray(frame.parts[0].order)
+            pair = fit_pair(evaluate, affine, frame, points, (int(order[0]), int(order[likely[0]])), seed + 4)
+            there = None if pair is None else cloud(evaluate, pair, z)
+            if pair is not None and there is not None and rises(points, there):
+                return pair, there
+        richer = fit_parent(Seen(evaluate, frame), whole, likely[0], seed + 2)
         composed = None if richer is None else Composed((frame, richer))
         there = None if composed is None else cloud(evaluate, composed, z)
         if composed is None or there is None or not rises(points, there):
@@ -156,17 +165,6 @@ def _varying(points: Cloud) -> float:
     return float(np.var(logs[len(logs) // 16 :])) if len(logs) else np.inf
 
 
-class _Given:
-    """The target of all coordinates but one, given that one; scores and densities as `Evaluations` gives them."""
-
-    def __init__(self, evaluate: Evaluate, v: int, value: float):
-        self.evaluate, self.v, self.value = evaluate, v, value
-
-    def __call__(self, rest: Float[np.ndarray, "n r"]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n r"]]:
-        values, scores = self.evaluate(np.insert(rest, self.v, self.value, axis=1))
-        return values, np.delete(scores, self.v, axis=1)
-
-
 def fit_parent(evaluate: Evaluate, frame: AffineMap, v: int, seed: int) -> AbstractFrame | None:
     """The frame with coordinate v as the parent of all others; None where it cannot be solved for."""
     d = frame.shift.shape[0]
@@ -175,8 +173,8 @@ def fit_parent(evaluate: Evaluate, frame: AffineMap, v: int, seed: int) -> Abstr
     lower = np.linalg.cholesky((root @ root.T)[np.ix_(order, order)])
     centre = np.asarray(frame.shift)[order]
     z = normal_points(batched(d - 1), d - 1, seed)
-    first = _conditional(
-        _Given(evaluate, v, centre[0]), AffineMap(jnp.asarray(centre[1:]), jnp.asarray(lower[1:, 1:])), z
+    first = conditional(
+        Given(evaluate, (v,), centre[:1]), AffineMap(jnp.asarray(centre[1:]), jnp.asarray(lower[1:, 1:])), z
     )
     if first is None:
         return None
@@ -190,7 +188,7 @@ def fit_parent(evaluate: Evaluate, frame: AffineMap, v: int, seed: int) -> Abstr
     means = np.stack([np.asarray(state.frame.shift) for _, state in known])
     roots = np.stack([np.asarray(state.frame.root) for _, state in known])
     quantiles = _quantiles(knots, np.array([state.bound.value for _, state in known]), centre[0], lower[0, 0])
-    parent = Parent.over((_NORMAL_GRID, quantiles), knots, means, roots, 0.1 * _GIVEN_ERROR)
+    parent = Parent.over((NORMAL_GRID, quantiles), knots, means, roots, 0.1 * GIVEN_ERROR)
     return Composed((Order(jnp.asarray(order)), parent))
 
 
@@ -206,7 +204,7 @@ def _outwards(
         there = place + step
         if not np.isfinite(there) or there == place:  # a density without end, whose scale has come to nothing
             break
-        following = _conditional(_Given(evaluate, v, there), _carried(path, there), z)
+        following = conditional(Given(evaluate, (v,), (there,)), carried(path, there), z)
         if following is None:
             break
         path.append((there, following))
@@ -252,7 +250,7 @@ def _refined(
         left = k - 1 if gaps[k - 1] > gaps[k] else k
         there = 0.5 * (places[left] + places[left + 1])
         nearest = known[left if logs[left] > logs[left + 1] else left + 1][1].frame
-        following = _conditional(_Given(evaluate, v, there), nearest, z)
+        following = conditional(Given(evaluate, (v,), (there,)), nearest, z)
         if following is None:
             break
         known = [*known[: left + 1], (there, following), *known[left + 1 :]]
@@ -266,39 +264,13 @@ def _extent(places: Float[np.ndarray, " k"], logs: Float[np.ndarray, " k"]) -> f
     return 0.25 * float(inside[-1] - inside[0])
 
 
-def _carried(path: list[tuple[float, AffineState]], there: float) -> AffineMap:
-    """Where the next conditional affine phase begins: what the last two were, continued in a straight line."""
-    place, frame = path[-1][0], path[-1][1].frame
-    if len(path) < 2:
-        return frame
-    share = (there - place) / (place - path[-2][0])
-    last = path[-2][1].frame
-    ratio = np.abs(np.diagonal(np.asarray(frame.root)) / np.diagonal(np.asarray(last.root)))
-    root = np.asarray(frame.root) * np.clip(ratio**share, 0.2, 5.0)[None, :]
-    return AffineMap(frame.shift + share * (frame.shift - last.shift), jnp.asarray(root))
-
-
-def _conditional(evaluate: _Given, begun: AffineMap, z: Float[np.ndarray, "k r"]) -> AffineState | None:
-    """An affine phase of the other coordinates, to where it matters no more."""
-    state = first_bound(evaluate, z, z, np.asarray(begun.shift), np.ones(z.shape[1]), (1.0,), False, begun)
-    for _ in range(_GIVEN_SWEEPS):
-        if not usable(state.bound):
-            return None
-        if bound_error(state) < _GIVEN_ERROR:
-            break
-        state, _, done = raise_bound(evaluate, state, _GIVEN_ERROR)
-        if done or state.gains[-1] < _GIVEN_GAIN:
-            break
-    return state if usable(state.bound) else None
-
-
 def _quantiles(
     knots: Float[np.ndarray, " k"], log_marginal: Float[np.ndarray, " k"], centre: float, sd: float
 ) -> Float[np.ndarray, " q"]:
     """The quantile function of the parent at normal scores, from its log marginal density at the knots; a normal one
     where that density is not known, or does not fall at both ends.
     """
-    normal, top = centre + sd * _NORMAL_GRID, log_marginal.max()
+    normal, top = centre + sd * NORMAL_GRID, log_marginal.max()
     slopes, extent = np.diff(log_marginal) / np.diff(knots), knots[-1] - knots[0]
     falls = np.array([slopes[0], -slopes[-1]])
     # Ends that fall by a nat over what is known, and lie below the top; not over an sd of the affine frame, which may
@@ -316,7 +288,7 @@ def _quantiles(
     density = np.exp(logs - logs.max())
     mass = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]))])
     increasing = np.concatenate([[True], np.diff(mass) > 1e-14 * mass[-1]])
-    places = np.interp(scipy.special.ndtr(_NORMAL_GRID), mass[increasing] / mass[-1], grid[increasing])
+    places = np.interp(scipy.special.ndtr(NORMAL_GRID), mass[increasing] / mass[-1], grid[increasing])
     return places if np.all(np.diff(places) > 0.0) else normal
 
 

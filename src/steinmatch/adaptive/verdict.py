@@ -97,12 +97,12 @@ def judge(
     best = estimates[0]
     for estimate in estimates[1:]:
         best = estimate if estimate.error.max() < _BETTER * best.error.max() else best
-    agree = _agree(best.control, layout, _FALSE_ALARM)
+    agree = agreeing(best.control, layout)
     candidates = _accepted(estimates, layout) if agree else estimates[:1]
     estimate, weights, ess, residual = _weighed(candidates, system)
     rest = _in_units(functions - estimate.control, estimate.unit)
     seen = spread(rest, layout)
-    parts = [_cautious(rest, layout), weights @ _in_units(functions, estimate.unit) - seen.mean]
+    parts = [cautious(rest, layout), weights @ _in_units(functions, estimate.unit) - seen.mean]
     if start is not None:
         begun = moment_functions(start[2].value, mean, sd)
         if estimate.family is not None:
@@ -159,7 +159,7 @@ def _moments(values: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " n"])
     return mean, np.sqrt(weights @ (values - mean) ** 2)
 
 
-def _cautious(rest: Float[np.ndarray, "n f"], layout: Layout) -> Float[np.ndarray, " f"]:
+def cautious(rest: Float[np.ndarray, "n f"], layout: Layout) -> Float[np.ndarray, " f"]:
     """Standard errors, with what they do not know of themselves.
 
     A variance estimated from n values of kurtosis k has a relative sd of sqrt((k - 1) / n); two of those are added. And
@@ -194,7 +194,7 @@ def _estimate(family: Family | None, control: np.ndarray, functions: np.ndarray,
     rest = functions - control
     shift, second = np.split(spread(rest, layout).mean, 2)
     unit = (shift, np.sqrt(np.maximum(1.0 + 2.0 * second - shift**2, 1e-4)))
-    return _Estimate(family, control, unit, _cautious(_in_units(rest, unit), layout))
+    return _Estimate(family, control, unit, cautious(_in_units(rest, unit), layout))
 
 
 def _estimates(
@@ -257,12 +257,12 @@ def _accepted(estimates: list[_Estimate], layout: Layout) -> list[_Estimate]:
         assert estimate.family is not None
         level = _DOUBT if estimate.family.grows else _FALSE_ALARM
         better = estimate.error.max() < _BETTER * found[-1].error.max()
-        if better and _agree(estimate.control - found[-1].control, layout, level):
+        if better and agreeing(estimate.control - found[-1].control, layout, level):
             found.append(estimate)
     return found
 
 
-def _agree(control: Float[np.ndarray, "n f"], layout: Layout, level: float) -> bool:
+def agreeing(control: Float[np.ndarray, "n f"], layout: Layout, level: float = _FALSE_ALARM) -> bool:
     """Whether control variates, whose mean is zero by Stein's identity, have a mean of zero over plain draws, but for
     what happens by chance with a probability of `level`.
     """

@@ -36,18 +36,15 @@ from steinmatch.adaptive.chains import (
     too_stiff,
 )
 from steinmatch.adaptive.frames import (
-    BATCH,
-    FRESH,
     Cloud,
     batch_of,
     begin_climb,
     climb,
-    cloud,
-    normal_points,
 )
 from steinmatch.adaptive.leaps import CYCLE, leap, leaping, settled, stride
 from steinmatch.adaptive.parents import with_parents
 from steinmatch.adaptive.reframing import from_draws, worth_a_frame
+from steinmatch.adaptive.resuming import resumed
 from steinmatch.adaptive.rounds import LEAST_MORE, further, most_draws
 from steinmatch.adaptive.several import begin_parts, step_parts
 from steinmatch.adaptive.survey import look_along_rays, look_for_modes
@@ -73,7 +70,6 @@ from steinmatch.targets import AbstractTarget, Evaluations
 _SWEEPS = 5  # of one step
 MOST_GRADIENTS = 2**22  # a sampler whose trajectories have a thousand leaps spends as many on 4 chains of 1000 draws
 _ENOUGH_TO_SHOW = 4096  # draws of a fit that cannot converge
-_REUSABLE = 2.0  # variance of the log weights of a frame that serves another target
 _WARM = 2  # stretches before the first that counts
 _RESTARTS = 2  # in a mode with all but nothing of the mass
 _LONG = 2500  # leaps of all chains, a millisecond each, from which on compiling them pays: it takes 2 to 5 s
@@ -135,7 +131,8 @@ class Walk(AbstractStepSolver):
             scale = np.maximum(x.std(axis=0), 1e-3) if len(x) > 1 else scale
         memory = Memory(evaluate, "climb", centre, scale, clock=time.monotonic())
         if self.resume is not None:
-            memory = self._resumed(problem.target, memory)
+            chains = self.groups * self.siblings
+            memory = resumed(self.resume, problem.target, memory, chains, self.least_draws, self.seed)
         return self._iterate(problem, memory, x, None, Iterate(x, problem.kernel, np.inf))
 
     def step(self, problem: Problem, iterate: Iterate, budget: Budget) -> Iterate:
@@ -262,7 +259,8 @@ class Walk(AbstractStepSolver):
         chains = Chains(pulled, states, log_step, (*start, values), leaping=leaping(memory.points))
         if chains.leaping:
             states = settled(memory.points, states, np.random.default_rng([self.seed % 2**32, 2**31]))
-            chains = dataclasses.replace(chains, states=states, transitions=CHUNK)
+            # Trajectories come first, but in a frame that has proved itself in an earlier fit.
+            chains = dataclasses.replace(chains, states=states, transitions=CHUNK * (2 if memory.known else 1))
         framed = memory.framed or memory.evaluate.n_gradients
         return dataclasses.replace(memory, chains=self._warmed(memory, chains), phase="walk", framed=framed)
 
@@ -275,7 +273,8 @@ class Walk(AbstractStepSolver):
                 chains, states=stretch.states, log_step=stretch.log_step, transitions=chains.transitions + CHUNK
             )
         least = -(-self.least_draws // (self.groups * self.siblings))
-        return dataclasses.replace(chains, wanted=CHUNK * max(2 if chains.leaping else 1, -(-least // CHUNK)))
+        first = 2 if chains.leaping and not memory.known else 1
+        return dataclasses.replace(chains, wanted=CHUNK * max(first, -(-least // CHUNK)))
 
     def _advanced(self, memory: Memory, chains: Chains, gains: np.ndarray) -> Stretch:
         """One stretch of all chains, counted: leaps, or trajectories, some of which have shorter steps than most."""
@@ -363,35 +362,3 @@ class Walk(AbstractStepSolver):
         assert memory.chains is not None
         wanted = max(memory.chains.wanted, CHUNK * have)
         return dataclasses.replace(memory, chains=dataclasses.replace(memory.chains, wanted=wanted))
-
-    def _resumed(self, target: AbstractTarget, memory: Memory) -> Memory:
-        """From the frame of an earlier fit and, where the target is the same, its draws."""
-        walked: Walked = self.resume
-        frame, evaluate = walked.frame, memory.evaluate
-        chains = walked.chains
-        if chains is not None and chains.states.z.shape[0] == self.groups * self.siblings:
-            some = np.linspace(0, len(walked.z) - 1, min(BATCH, len(walked.z))).astype(int)
-            here = cloud(evaluate, frame, walked.z[some])
-            unchanged = np.allclose(here.scores, walked.scores[some], rtol=1e-8, atol=1e-8)
-            if target.log_density is not None:
-                unchanged &= np.allclose(here.log_densities, walked.log_densities[some], rtol=1e-10, atol=1e-8)
-            if unchanged:
-                least = -(-self.least_draws // (self.groups * self.siblings))
-                chains = dataclasses.replace(
-                    chains, target=PulledBack(target, frame), wanted=CHUNK * -(-least // CHUNK)
-                )
-                return dataclasses.replace(
-                    memory,
-                    frame=frame,
-                    chains=chains,
-                    notes=walked.notes,
-                    rounds=walked.rounds,
-                    verdict=walked.verdict,
-                    phase="walk",
-                )
-        points = cloud(evaluate, frame, normal_points(FRESH, target.dim, self.seed + 1))
-        logs = points.log_densities + 0.5 * np.sum(points.z**2, axis=1)
-        if np.isfinite(logs).all() and float(np.var(logs)) < _REUSABLE:
-            return dataclasses.replace(memory, frame=frame, points=points, notes=walked.notes, phase="begin")
-        x = placed(frame, points.z).x
-        return dataclasses.replace(memory, centre=x.mean(axis=0), scale=x.std(axis=0))

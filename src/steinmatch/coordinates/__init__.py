@@ -14,13 +14,16 @@ from steinmatch.coordinates.maps import (
     push_scores,
     whiten_all,
 )
+from steinmatch.coordinates.pairs import Pair, Polyharmonic
 
 __all__ = [
     "AbstractFrame",
     "AffineMap",
     "Composed",
     "Order",
+    "Pair",
     "Parent",
+    "Polyharmonic",
     "PulledBack",
     "Spline",
     "colour_all",

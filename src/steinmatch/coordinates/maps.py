@@ -88,6 +88,24 @@ class Spline(eqx.Module):
         """w(x) with w(x) . y the spline through the values y."""
         return _spline_basis(jnp, x, self.knots) @ self.inverse
 
+    def solve(self, places: Float[Array, " k"], x: Scalar) -> Scalar:
+        """z with w(z) . places = x, for increasing places: a start by interpolation, then Newton's method, whose
+        derivative is that of the last step.
+        """
+
+        def g(z: Scalar) -> Scalar:
+            return self.weights(z) @ places
+
+        knots = self.knots
+        slope = (places[-1] - places[-2]) / (knots[-1] - knots[-2])
+        first = (places[1] - places[0]) / (knots[1] - knots[0])
+        z = jnp.interp(x, places, knots)
+        z = jnp.where(x > places[-1], knots[-1] + (x - places[-1]) / slope, z)
+        z = jnp.where(x < places[0], knots[0] + (x - places[0]) / first, z)
+        for _ in range(6):
+            z = z - (g(z) - x) / jax.grad(g)(z)
+        return z
+
 
 def _spline_basis(np: Any, x: Any, knots: Any) -> Any:
     """The basis at x, with the functions of NumPy or of jax.numpy."""
@@ -126,7 +144,7 @@ class Parent(AbstractFrame):
         of the parent; the shears by as few matrices as there must be for a divergence of at most `tolerance` nats.
         """
         scales = np.abs(np.diagonal(roots, axis1=1, axis2=2))
-        mixing, shears = _mixtures(
+        mixing, shears = mixtures(
             np.tril(roots / np.diagonal(roots, axis1=1, axis2=2)[:, None, :], -1), scales, tolerance
         )
         normal, places = quantiles
@@ -147,30 +165,14 @@ class Parent(AbstractFrame):
         mean, log_scale, mixture = self._rest(x[0])
         unit = jnp.eye(mean.shape[0]) + jnp.tensordot(mixture, self.shears, 1)
         rest = jax.scipy.linalg.solve_triangular(unit, x[1:] - mean, lower=True, unit_diagonal=True)
-        return jnp.concatenate([self._quantile(x[0])[None], jnp.exp(-log_scale) * rest])
-
-    def _quantile(self, x: Scalar) -> Scalar:
-        """g^{-1}(x): a start by interpolation, then Newton's method, whose derivative is that of the last step."""
-
-        def g(z: Scalar) -> Scalar:
-            return self.quantiles.weights(z) @ self.places
-
-        knots = self.quantiles.knots
-        slope = (self.places[-1] - self.places[-2]) / (knots[-1] - knots[-2])
-        first = (self.places[1] - self.places[0]) / (knots[1] - knots[0])
-        z = jnp.interp(x, self.places, knots)
-        z = jnp.where(x > self.places[-1], knots[-1] + (x - self.places[-1]) / slope, z)
-        z = jnp.where(x < self.places[0], knots[0] + (x - self.places[0]) / first, z)
-        for _ in range(6):
-            z = z - (g(z) - x) / jax.grad(g)(z)
-        return z
+        return jnp.concatenate([self.quantiles.solve(self.places, x[0])[None], jnp.exp(-log_scale) * rest])
 
     def log_det(self, z: Vector) -> Scalar:
         x, slope = jax.value_and_grad(lambda t: self.quantiles.weights(t) @ self.places)(z[0])
         return jnp.log(slope) + jnp.sum(self.given.weights(x) @ self.log_scales)
 
 
-def _mixtures(
+def mixtures(
     shears: Float[np.ndarray, "k r r"], scales: Float[np.ndarray, "k r"], tolerance: float
 ) -> tuple[Float[np.ndarray, "k s"], Float[np.ndarray, "s r r"]]:
     """Few matrices of which all k are mixtures, by a singular value decomposition in units of the scales. A row that is

@@ -11,7 +11,9 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Float
 
-from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Parent, Spline
+from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Pair, Parent
+from steinmatch.coordinates.plainly_pairs import pair_derivatives, placed_by_pair, unplaced_by_pair
+from steinmatch.coordinates.plainly_splines import solved, spline_weights
 
 
 class Placed(NamedTuple):
@@ -35,6 +37,8 @@ def placed(frame: AbstractFrame, z: Float[np.ndarray, "n d"]) -> Placed:
         return Placed(x, np.zeros(len(z)), lambda scores: scores[:, order])
     if isinstance(frame, Parent):
         return _placed_by_parent(frame, z)
+    if isinstance(frame, Pair):
+        return Placed(*placed_by_pair(frame, z))
     assert isinstance(frame, Composed)
     total, pulls = np.zeros(len(z)), []
     for part in reversed(frame.maps):
@@ -66,6 +70,9 @@ def derivatives(
             places = np.argsort(np.asarray(part.order))
             jacobian = np.broadcast_to(np.eye(d), (n, d, d)) if jacobian is None else jacobian
             jacobian, laplacian = jacobian[:, places], laplacian[:, places]
+        elif isinstance(part, Pair):
+            assert jacobian is None, "a pair comes first"
+            jacobian, laplacian = pair_derivatives(part, z)
         else:
             assert isinstance(part, Parent)
             jacobian, laplacian = _parent_derivatives(part, z, jacobian, laplacian)
@@ -85,8 +92,8 @@ def _parent_derivatives(
     """
     places, means, scales, mixing, shears = _arrays(frame)
     n, d = z.shape
-    x, slope, bend = (weights @ places for weights in _weights(frame.quantiles, z[:, 0]))
-    w, dw, ddw = _weights(frame.given, x)
+    x, slope, bend = (weights @ places for weights in spline_weights(frame.quantiles, z[:, 0]))
+    w, dw, ddw = spline_weights(frame.given, x)
     scale, rate = np.exp(w @ scales), dw @ scales
     scaled, change = scale * z[:, 1:], rate * scale * z[:, 1:]
     turn = (ddw @ scales) * scaled + rate * change
@@ -128,26 +135,12 @@ def unplaced(frame: AbstractFrame, x: Float[np.ndarray, "n d"]) -> Float[np.ndar
         return x[:, np.asarray(frame.order)]
     if isinstance(frame, Parent):
         return _unplaced_by_parent(frame, x)
+    if isinstance(frame, Pair):
+        return unplaced_by_pair(frame, x)
     assert isinstance(frame, Composed)
     for part in frame.maps:
         x = unplaced(part, x)
     return x
-
-
-def _weights(spline: Spline, x: Float[np.ndarray, " n"]) -> list[Float[np.ndarray, "n k"]]:
-    """The spline's weights and their first and second derivatives."""
-    knots, inverse = np.asarray(spline.knots), np.asarray(spline.inverse)
-    over = np.maximum(x[:, None] - knots, 0.0)
-    found = []
-    for power, factor, first in (
-        (3, 1.0, (np.ones_like(x), x)),
-        (2, 3.0, (0.0 * x, 1.0 + 0.0 * x)),
-        (1, 6.0, (0.0 * x,) * 2),
-    ):
-        cubes = factor * over**power
-        e = (cubes[:, :-1] - cubes[:, -1:]) / (knots[-1] - knots[:-1])
-        found.append(np.concatenate([np.stack(first, axis=1), e[:, :-1] - e[:, -1:]], axis=1) @ inverse)
-    return found
 
 
 def _arrays(frame: Parent) -> tuple[np.ndarray, ...]:
@@ -158,8 +151,8 @@ def _arrays(frame: Parent) -> tuple[np.ndarray, ...]:
 def _placed_by_parent(frame: Parent, z: Float[np.ndarray, "n d"]) -> Placed:
     places, means, scales, mixing, shears = _arrays(frame)
     n, r = len(z), z.shape[1] - 1
-    x, slope, bend = (weights @ places for weights in _weights(frame.quantiles, z[:, 0]))
-    w, dw, _ = _weights(frame.given, x)
+    x, slope, bend = (weights @ places for weights in spline_weights(frame.quantiles, z[:, 0]))
+    w, dw, _ = spline_weights(frame.given, x)
     scaled = np.exp(w @ scales) * z[:, 1:]
     products = (scaled @ shears.reshape(-1, r).T).reshape(n, -1, r)
     rest = w @ means + scaled + np.einsum("ns,nsr->nr", w @ mixing, products)
@@ -179,16 +172,9 @@ def _placed_by_parent(frame: Parent, z: Float[np.ndarray, "n d"]) -> Placed:
 
 
 def _unplaced_by_parent(frame: Parent, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-    places, knots = np.asarray(frame.places), np.asarray(frame.quantiles.knots)
-    first = np.interp(x[:, 0], places, knots)
-    for end, other in ((0, 1), (-1, -2)):
-        slope = (places[end] - places[other]) / (knots[end] - knots[other])
-        beyond = x[:, 0] < places[0] if end == 0 else x[:, 0] > places[-1]
-        first = np.where(beyond, knots[end] + (x[:, 0] - places[end]) / slope, first)
-    for _ in range(6):
-        value, slope, _ = (weights @ places for weights in _weights(frame.quantiles, first))
-        first = first - (value - x[:, 0]) / slope
-    w, _, _ = _weights(frame.given, x[:, 0])
+    places = np.asarray(frame.places)
+    first = solved(frame.quantiles, np.broadcast_to(places, (len(x), len(places))), x[:, 0])
+    w, _, _ = spline_weights(frame.given, x[:, 0])
     centred = x[:, 1:] - w @ np.asarray(frame.means)
     shear, rest = np.tensordot(w @ np.asarray(frame.mixing), np.asarray(frame.shears), 1), centred.copy()
     for i in range(1, rest.shape[1]):  # unit lower triangular; points beyond all measure may overflow, and then say so
