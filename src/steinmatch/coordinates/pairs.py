@@ -20,7 +20,7 @@ from steinmatch.coordinates.maps import AbstractFrame, Spline, mixtures
 
 
 class Polyharmonic(eqx.Module):
-    """Interpolation between scattered places t_k in the plane by |u - t_k|^3 and linear functions: of least bending energy.
+    """Interpolation between places t_k in the plane by |u - t_k|^3 and linear functions, of least bending energy.
     In one dimension these are natural cubic splines.
     """
 
