@@ -32,11 +32,13 @@ def over(mesh: Any) -> Iterator[None]:
         _MESH.reset(token)
 
 
-def shared_out(x: Any) -> jax.Array:
-    """An array with its first axis over all devices of the mesh, where their number divides it; else on each."""
+def shared_out(x: Any) -> Any:
+    """An array with its first axis over all devices of the mesh, where their number divides it; else on each. Without a
+    mesh as it is: compiled functions take NumPy arrays, in a tenth of the time that moving them first takes.
+    """
     mesh = _MESH.get()
     if mesh is None:
-        return jnp.asarray(x)
+        return x
     axes = mesh.axis_names if np.shape(x)[0] % mesh.size == 0 else None
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axes))
     if jax.process_count() == 1:

@@ -323,7 +323,7 @@ def _solved(call: _Call, started: float) -> Fit:
         problem = Problem(target, call.kernel.bind(kernel_key, particles), jnp.full(n, 1.0 / n))
         used = solver_for(problem, n) if call.solver is None else call.solver
         with progress_bar(call.progress, f"{type(used).__name__}, {n} particles", budget.max_steps) as report:
-            solution = used.solve(problem, shared_out(particles), budget.within(attempt), report)
+            solution = used.solve(problem, jnp.asarray(shared_out(particles)), budget.within(attempt), report)
         rank, m = rank_of(solution)
         if not call.ensure_rank or m is None or m > n or rank >= m or attempt > 3:
             break

@@ -92,7 +92,7 @@ class Memory:
     clock: float = 0.0
     counted: int = 0
     surveyed: bool = False
-    known: bool = False  # the frame is that of an earlier fit, and a good one
+    again: bool = False  # begun from the frame of an earlier fit
     rays: Rays | None = None
     verdict: Verdict | None = None  # of the last round
     parts: tuple[Part, ...] = ()  # of several modes

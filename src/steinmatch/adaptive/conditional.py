@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -36,9 +35,10 @@ def carried(path: list[tuple[float, AffineState]], there: float) -> AffineMap:
         return frame
     share = (there - place) / (place - path[-2][0])
     last = path[-2][1].frame
+    shift = np.asarray(frame.shift)
     ratio = np.abs(np.diagonal(np.asarray(frame.root)) / np.diagonal(np.asarray(last.root)))
     root = np.asarray(frame.root) * np.clip(ratio**share, 0.2, 5.0)[None, :]
-    return AffineMap(frame.shift + share * (frame.shift - last.shift), jnp.asarray(root))
+    return AffineMap(shift + share * (shift - np.asarray(last.shift)), root)
 
 
 def conditional(evaluate: Given, begun: AffineMap, z: Float[np.ndarray, "k r"]) -> AffineState | None:

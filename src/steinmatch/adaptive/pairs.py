@@ -8,7 +8,6 @@ quantiles, of the first parent and of the second given the first, are those of t
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 import scipy.special
 from jaxtyping import Float
@@ -62,7 +61,7 @@ class _Plane:
         self.root = np.linalg.cholesky(spread + 1e-6 * lower[:2, :2] @ lower[:2, :2].T)
         shift = np.asarray(affine.shift)
         off = np.linalg.solve(lower[:2, :2], self.shift - shift[list(self.parents)])
-        begun = AffineMap(jnp.asarray(shift[self.rest] + lower[2:, :2] @ off), jnp.asarray(lower[2:, 2:]))
+        begun = AffineMap(shift[self.rest] + lower[2:, :2] @ off, lower[2:, 2:])
         return self.solve(np.zeros(2), begun)
 
     def rescale(self, middle: _Place) -> list[_Place] | None:
@@ -110,7 +109,7 @@ def fit_pair(
     quantiles = _quantiles(knots, logs)
     if quantiles is None:
         return None
-    order = jnp.asarray(np.concatenate([parents, plane.rest]).astype(int))
+    order = np.concatenate([parents, plane.rest]).astype(int)
     pair = Pair.over((plane.shift, plane.root), NORMAL_GRID, *quantiles, knots, means, roots, _TOLERANCE)
     return Composed((Order(order), pair))
 

@@ -13,7 +13,6 @@ are nearly normal, so each takes a step or two. It is kept only if the bound ris
 one of the target as it is seen through that frame, and its frame is composed with it.
 """
 
-import jax.numpy as jnp
 import numpy as np
 import scipy.interpolate
 import scipy.linalg
@@ -50,7 +49,7 @@ def with_parents(
     """
     d = affine.shift.shape[0]
     z = normal_points(FRESH, d, seed + 1)
-    frame: AbstractFrame | Composed = affine
+    frame: AbstractFrame = affine
     first = points = cloud(evaluate, affine, z)
     likely = likely_parents(affine, first) if draws is None else likely_parents(affine, draws, noise=0.0)
     for v in _ranked(evaluate, affine, likely, seed + 3):
@@ -63,14 +62,14 @@ def with_parents(
                 break
     if points is first or not np.isfinite(points.log_densities).all():
         return frame, points
-    whole = AffineMap(jnp.zeros(d), jnp.eye(d))
+    whole = AffineMap(np.zeros(d), np.eye(d))
     for further in range(_FURTHER):
         likely = likely_parents(whole, points, least=max(_WORTH, 0.5 * _SHARE * _varying(points)))
         if not likely:
             break
         if not further and d >= 3 and (d <= _BOTH or _varying(points) > _PAIR_PAYS):
-            order = np.asarray(frame.parts[0].order)
-            pair = fit_pair(evaluate, affine, frame, points, (int(order[0]), int(order[likely[0]])), seed + 4)
+            order = _order(frame)
+            pair = fit_pair(evaluate, affine, frame, points, (order[0], order[likely[0]]), seed + 4)
             there = None if pair is None else cloud(evaluate, pair, z)
             if pair is not None and there is not None and rises(points, there):
                 return pair, there
@@ -81,6 +80,12 @@ def with_parents(
             break
         frame, points = composed, there
     return frame, points
+
+
+def _order(frame: AbstractFrame) -> list[int]:
+    """The coordinates of a frame with a parent, which comes first."""
+    assert isinstance(frame, Composed) and isinstance(frame.maps[0], Order)
+    return [int(i) for i in np.asarray(frame.maps[0].order)]
 
 
 def rises(before: Cloud, after: Cloud) -> bool:
@@ -173,9 +178,7 @@ def fit_parent(evaluate: Evaluate, frame: AffineMap, v: int, seed: int) -> Abstr
     lower = np.linalg.cholesky((root @ root.T)[np.ix_(order, order)])
     centre = np.asarray(frame.shift)[order]
     z = normal_points(batched(d - 1), d - 1, seed)
-    first = conditional(
-        Given(evaluate, (v,), centre[:1]), AffineMap(jnp.asarray(centre[1:]), jnp.asarray(lower[1:, 1:])), z
-    )
+    first = conditional(Given(evaluate, (v,), centre[:1]), AffineMap(centre[1:], lower[1:, 1:]), z)
     if first is None:
         return None
     known = [(float(centre[0]), first)]
@@ -189,7 +192,7 @@ def fit_parent(evaluate: Evaluate, frame: AffineMap, v: int, seed: int) -> Abstr
     roots = np.stack([np.asarray(state.frame.root) for _, state in known])
     quantiles = _quantiles(knots, np.array([state.bound.value for _, state in known]), centre[0], lower[0, 0])
     parent = Parent.over((NORMAL_GRID, quantiles), knots, means, roots, 0.1 * GIVEN_ERROR)
-    return Composed((Order(jnp.asarray(order)), parent))
+    return Composed((Order(order), parent))
 
 
 def _outwards(

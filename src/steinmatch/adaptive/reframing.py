@@ -10,7 +10,6 @@ draws a higher density:
 or, where the draws cannot tell, if the bound on fresh points rises.
 """
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -55,7 +54,7 @@ def from_draws(memory: Memory, layout: Layout, seed: int) -> tuple[AbstractFrame
     root = _root(x)
     if root is None:
         return None
-    affine = AffineMap(jnp.asarray(x.mean(axis=0)), jnp.asarray(root))
+    affine = AffineMap(x.mean(axis=0), root)
     some = np.random.default_rng(seed).choice(len(x), min(_SEEN, len(x)), replace=False)
     frame, points = with_parents(evaluate, affine, seed, cloud(evaluate, affine, unplaced(affine, x[some])))
     gain = spread((log_frame_density(frame, x) - log_frame_density(chains.target.frame, x))[:, None], layout)

@@ -9,8 +9,7 @@ import dataclasses
 import numpy as np
 
 from steinmatch.adaptive.chains import Chains, Memory, Walked
-from steinmatch.adaptive.frames import BATCH, FRESH, begin_again, cloud, log_weights, normal_points
-from steinmatch.adaptive.parents import frame_varies
+from steinmatch.adaptive.frames import BATCH, FRESH, Cloud, begin_again, cloud, log_weights, normal_points
 from steinmatch.adaptive.walks import CHUNK
 from steinmatch.coordinates import AffineMap, PulledBack
 from steinmatch.coordinates.plainly import placed
@@ -35,17 +34,24 @@ def resumed(walked: Walked, target: AbstractTarget, memory: Memory, n_chains: in
             verdict=walked.verdict,
             phase="walk",
         )
-    points = cloud(evaluate, frame, normal_points(FRESH, target.dim, seed + 1))
-    varies = float(np.var(log_weights(points))) if np.isfinite(points.log_densities).all() else np.inf
-    if varies < _REUSABLE:
-        known = not frame_varies(points)
-        return dataclasses.replace(memory, frame=frame, points=points, notes=walked.notes, phase="begin", known=known)
+    memory = dataclasses.replace(memory, again=True)
+    z = normal_points(FRESH, target.dim, seed + 1)
+    some = cloud(evaluate, frame, z[: 2 * BATCH])
+    if _varies(some) < _REUSABLE:
+        others = cloud(evaluate, frame, z[2 * BATCH :])
+        points = Cloud(*(np.concatenate(parts) for parts in zip(some, others, strict=True)))
+        if _varies(points) < _REUSABLE:
+            return dataclasses.replace(memory, frame=frame, points=points, notes=walked.notes, phase="begin")
     if isinstance(frame, AffineMap):
         state = begin_again(evaluate, frame, seed)
         if usable(state.bound):
             return dataclasses.replace(memory, climbing=state)
-    x = placed(frame, points.z).x
+    x = placed(frame, some.z).x
     return dataclasses.replace(memory, centre=x.mean(axis=0), scale=x.std(axis=0))
+
+
+def _varies(points: Cloud) -> float:
+    return float(np.var(log_weights(points))) if np.isfinite(points.log_densities).all() else np.inf
 
 
 def _unchanged(walked: Walked, target: AbstractTarget, memory: Memory) -> bool:

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from steinmatch.adaptive.chains import Memory, Walked
@@ -151,7 +150,7 @@ def _together(solver: Any, problem: Problem, memory: Memory, iterate: Iterate, p
     mean = weights @ particles
     centred = np.sqrt(weights)[:, None] * (particles - mean)
     root = np.linalg.cholesky(centred.T @ centred + 1e-12 * np.diag(np.sum(centred**2, axis=0)))
-    frame = AffineMap(jnp.asarray(mean), jnp.asarray(root))
+    frame = AffineMap(mean, root)
     rounds = tuple(found for walked in walks for found in walked.rounds)
     outcome = Walked(
         whole.error, rounds, frame, None, _NO_Z, _NO_Z, np.zeros(0), modes=whole.modes, evidences=tuple(evidences)

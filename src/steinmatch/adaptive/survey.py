@@ -8,7 +8,6 @@ evidence bound is compared.
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -162,7 +161,7 @@ def look_for_modes(
     place = placed(frame, np.asarray(best.frame.shift)[None]).x[0] if better and best is not None else None
     frames = [_outside(frame, rival.frame) for rival, _ in matter]
     if home and not top - bound > np.log(max(r for _, r in matter) ** 2 / 0.02) + 1.0:
-        frames.insert(0, _outside(frame, AffineMap(jnp.zeros(d), jnp.eye(d))))
+        frames.insert(0, _outside(frame, AffineMap(np.zeros(d), np.eye(d))))
     return Modes(notes, place, tuple(frames))
 
 
@@ -219,7 +218,7 @@ def _outside(frame: AbstractFrame, local: AffineMap) -> AffineMap:
     root = derivatives(frame, centre)[0][0] @ np.asarray(local.root)
     lower = np.linalg.qr(root.T)[1].T
     lower = lower * np.where(np.diagonal(lower) < 0.0, -1.0, 1.0)[None, :]
-    return AffineMap(jnp.asarray(placed(frame, centre).x[0]), jnp.asarray(lower))
+    return AffineMap(placed(frame, centre).x[0], lower)
 
 
 def _ascend(seen: Seen, z: Float[np.ndarray, "n d"]) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"]]:

@@ -129,11 +129,15 @@ def judge(
 
 
 def _hopeless(estimates: list[_Estimate], system: _System | None) -> list[Family]:
+    """Families larger than the best one that more draws of these chains would not help. Smaller ones cost little, and
+    what larger ones add is judged beside them.
+    """
     if system is None:
         return []
-    least, enough = min(estimate.error.max() for estimate in estimates), len(system.psi) / _MANY
-    families = [e.family for e in estimates if e.family is not None and not e.error.max() <= _HOPELESS * least]
-    return [family for family in families if len(system.columns[family]) <= enough]
+    best = min(estimates, key=lambda estimate: estimate.error.max())
+    least, size = best.error.max(), 0 if best.family is None else len(system.columns[best.family])
+    worse = [e.family for e in estimates if e.family is not None and not e.error.max() <= _HOPELESS * least]
+    return [family for family in worse if size < len(system.columns[family]) <= len(system.psi) / _MANY]
 
 
 def confirmed(verdict: Verdict, before: Verdict | None, groups: int) -> Verdict:

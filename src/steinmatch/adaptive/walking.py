@@ -42,7 +42,7 @@ from steinmatch.adaptive.frames import (
     climb,
 )
 from steinmatch.adaptive.leaps import CYCLE, leap, leaping, settled, stride
-from steinmatch.adaptive.parents import with_parents
+from steinmatch.adaptive.parents import frame_varies, with_parents
 from steinmatch.adaptive.reframing import from_draws, worth_a_frame
 from steinmatch.adaptive.resuming import resumed
 from steinmatch.adaptive.rounds import LEAST_MORE, further, most_draws
@@ -259,8 +259,8 @@ class Walk(AbstractStepSolver):
         chains = Chains(pulled, states, log_step, (*start, values), leaping=leaping(memory.points))
         if chains.leaping:
             states = settled(memory.points, states, np.random.default_rng([self.seed % 2**32, 2**31]))
-            # Trajectories come first, but in a frame that has proved itself in an earlier fit.
-            chains = dataclasses.replace(chains, states=states, transitions=CHUNK * (2 if memory.known else 1))
+            # Trajectories come first, but in a good frame of a model whose trajectories an earlier fit has seen.
+            chains = dataclasses.replace(chains, states=states, transitions=CHUNK * (2 if _known(memory) else 1))
         framed = memory.framed or memory.evaluate.n_gradients
         return dataclasses.replace(memory, chains=self._warmed(memory, chains), phase="walk", framed=framed)
 
@@ -273,7 +273,7 @@ class Walk(AbstractStepSolver):
                 chains, states=stretch.states, log_step=stretch.log_step, transitions=chains.transitions + CHUNK
             )
         least = -(-self.least_draws // (self.groups * self.siblings))
-        first = 2 if chains.leaping and not memory.known else 1
+        first = 2 if chains.leaping and not _known(memory) else 1
         return dataclasses.replace(chains, wanted=CHUNK * max(first, -(-least // CHUNK)))
 
     def _advanced(self, memory: Memory, chains: Chains, gains: np.ndarray) -> Stretch:
@@ -362,3 +362,8 @@ class Walk(AbstractStepSolver):
         assert memory.chains is not None
         wanted = max(memory.chains.wanted, CHUNK * have)
         return dataclasses.replace(memory, chains=dataclasses.replace(memory.chains, wanted=wanted))
+
+
+def _known(memory: Memory) -> bool:
+    """Whether the fit began from an earlier one, and its frame is good."""
+    return memory.again and memory.points is not None and not frame_varies(memory.points)

@@ -45,8 +45,8 @@ class AbstractFrame(eqx.Module):
 class AffineMap(AbstractFrame):
     """x = shift + root z, with root lower triangular; z are the whitened coordinates. Takes one point or many."""
 
-    shift: Float[Array, " d"]
-    root: Float[Array, "d d"]
+    shift: Float[Array | np.ndarray, " d"]
+    root: Float[Array | np.ndarray, "d d"]
 
     @staticmethod
     def of_particles(particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> "AffineMap":
@@ -75,20 +75,20 @@ class Spline(eqx.Module):
     (t_K - t_k): a few products, where a search for the interval would take JAX longer to compile.
     """
 
-    knots: Float[Array, " k"]
-    inverse: Float[Array, "k k"]  # of the basis at the knots
+    knots: Float[Array | np.ndarray, " k"]
+    inverse: Float[Array | np.ndarray, "k k"]  # of the basis at the knots
 
     @staticmethod
     def over(knots: Float[np.ndarray, " k"]) -> "Spline":
         """The splines with these knots, at least three of them."""
         at = np.stack([_spline_basis(np, knot, knots) for knot in knots])
-        return Spline(jnp.asarray(knots), jnp.asarray(np.linalg.inv(at)))
+        return Spline(knots, np.linalg.inv(at))
 
     def weights(self, x: Scalar) -> Float[Array, " k"]:
         """w(x) with w(x) . y the spline through the values y."""
         return _spline_basis(jnp, x, self.knots) @ self.inverse
 
-    def solve(self, places: Float[Array, " k"], x: Scalar) -> Scalar:
+    def solve(self, places: Float[Array | np.ndarray, " k"], x: Scalar) -> Scalar:
         """z with w(z) . places = x, for increasing places: a start by interpolation, then Newton's method, whose
         derivative is that of the last step.
         """
@@ -125,12 +125,12 @@ class Parent(AbstractFrame):
     """
 
     quantiles: Spline
-    places: Float[Array, " q"]  # g at its knots
+    places: Float[Array | np.ndarray, " q"]  # g at its knots
     given: Spline
-    means: Float[Array, "k r"]
-    log_scales: Float[Array, "k r"]
-    mixing: Float[Array, "k s"]
-    shears: Float[Array, "s r r"]  # strictly lower triangular; mixed, those of U at the knots
+    means: Float[Array | np.ndarray, "k r"]
+    log_scales: Float[Array | np.ndarray, "k r"]
+    mixing: Float[Array | np.ndarray, "k s"]
+    shears: Float[Array | np.ndarray, "s r r"]  # strictly lower triangular; mixed, those of U at the knots
 
     @staticmethod
     def over(
@@ -149,7 +149,7 @@ class Parent(AbstractFrame):
         )
         normal, places = quantiles
         arrays = (jnp.asarray(part) for part in (means, np.log(scales), mixing, shears))
-        return Parent(Spline.over(normal), jnp.asarray(places), Spline.over(knots), *arrays)
+        return Parent(Spline.over(normal), places, Spline.over(knots), *arrays)
 
     def _rest(self, x: Scalar) -> tuple[Float[Array, " r"], Float[Array, " r"], Float[Array, " s"]]:
         w = self.given.weights(x)
@@ -190,7 +190,7 @@ def mixtures(
 class Order(AbstractFrame):
     """A permutation: coordinate order[k] of x is coordinate k of z."""
 
-    order: Int[Array, " d"]
+    order: Int[Array | np.ndarray, " d"]
 
     def colour(self, z: Vector) -> Vector:
         return jnp.zeros_like(z).at[self.order].set(z)

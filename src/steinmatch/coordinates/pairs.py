@@ -24,8 +24,8 @@ class Polyharmonic(eqx.Module):
     In one dimension these are natural cubic splines.
     """
 
-    knots: Float[Array, "k 2"]
-    inverse: Float[Array, "b k"]  # of the basis at the knots, with the side conditions
+    knots: Float[Array | np.ndarray, "k 2"]
+    inverse: Float[Array | np.ndarray, "b k"]  # of the basis at the knots, with the side conditions
 
     @staticmethod
     def over(knots: Float[np.ndarray, "k 2"]) -> "Polyharmonic":
@@ -34,7 +34,7 @@ class Polyharmonic(eqx.Module):
         cubes = np.linalg.norm(knots[:, None] - knots[None], axis=2) ** 3
         linear = np.concatenate([np.ones((k, 1)), knots], axis=1)
         system = np.block([[cubes, linear], [linear.T, np.zeros((3, 3))]])
-        return Polyharmonic(jnp.asarray(knots), jnp.asarray(np.linalg.inv(system)[:, :k]))
+        return Polyharmonic(knots, np.linalg.inv(system)[:, :k])
 
     def weights(self, u: Float[Array, "2"]) -> Float[Array, " k"]:
         """w(u) with w(u) . y the interpolant of the values y."""
@@ -45,18 +45,18 @@ class Polyharmonic(eqx.Module):
 class Pair(AbstractFrame):
     """The first two coordinates are parents of all others."""
 
-    shift: Float[Array, "2"]
-    root: Float[Array, "2 2"]  # lower triangular
+    shift: Float[Array | np.ndarray, "2"]
+    root: Float[Array | np.ndarray, "2 2"]  # lower triangular
     first: Spline
-    places: Float[Array, " q"]  # g at its knots
+    places: Float[Array | np.ndarray, " q"]  # g at its knots
     across: Spline  # over values of u_0
     second: Spline
-    quantiles: Float[Array, "a q"]  # of u_1 given these values, at the knots of `second`
+    quantiles: Float[Array | np.ndarray, "a q"]  # of u_1 given these values, at the knots of `second`
     given: Polyharmonic
-    means: Float[Array, "k r"]
-    log_scales: Float[Array, "k r"]
-    mixing: Float[Array, "k s"]
-    shears: Float[Array, "s r r"]
+    means: Float[Array | np.ndarray, "k r"]
+    log_scales: Float[Array | np.ndarray, "k r"]
+    mixing: Float[Array | np.ndarray, "k s"]
+    shears: Float[Array | np.ndarray, "s r r"]
 
     @staticmethod
     def over(
@@ -79,14 +79,14 @@ class Pair(AbstractFrame):
         spline = Spline.over(grid)
         parts = (means, np.log(scales), mixing, shears)
         return Pair(
-            *map(jnp.asarray, plane),
+            *plane,
             spline,
-            jnp.asarray(places),
+            places,
             Spline.over(across),
             spline,
-            jnp.asarray(quantiles),
+            quantiles,
             Polyharmonic.over(knots),
-            *map(jnp.asarray, parts),
+            *parts,
         )
 
     def _parents(self, z: Vector) -> Float[Array, "2"]:

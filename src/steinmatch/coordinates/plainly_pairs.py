@@ -51,7 +51,7 @@ def _polyharmonic(
     off = u[:, None] - knots
     r = np.linalg.norm(off, axis=2)
     ones, none = np.ones((len(u), 1)), np.zeros((len(u), 1))
-    weights = np.concatenate([r**3, ones, u], axis=1) @ inverse
+    weights = np.concatenate([r * r * r, ones, u], axis=1) @ inverse
     along = []
     for first, second in zip(du, ddu, strict=True):
         through, bent = (np.einsum("nka,na->nk", off, part) for part in (first, second))

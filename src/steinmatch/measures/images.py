@@ -117,8 +117,7 @@ def _values_of(target: PulledBack, z: Float[np.ndarray, "n d"], scores: Float[np
     filled, given = (np.resize(part, (size, d)) for part in (z, scores))
     x = placed(target.frame, filled).x
     jacobians, laplacians = derivatives(target.frame, filled)
-    arrays = [jnp.asarray(part) for part in (x, jacobians, laplacians, given)]
-    found = _values_at(constrain, *arrays)
+    found = _values_at(constrain, x, np.ascontiguousarray(jacobians), laplacians, given)
     return Values(*(np.asarray(part)[:n] for part in found))
 
 

@@ -200,7 +200,7 @@ def scaled_residual_at(
     particles: Float[Array, "n d"],
     scores: Float[Array, "n d"],
     weights: Float[Array, " n"],
-    root: Float[Array, "d d"] | None = None,
+    root: Float[Array | np.ndarray, "d d"] | None = None,
 ) -> Float[Array, "rows d"]:
     """The scale-free residual that stop rules and certificates use.
 

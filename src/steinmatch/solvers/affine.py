@@ -169,7 +169,7 @@ def first_bound(
     """The best of several scales around `shift`; or the one frame where it is to begin."""
     candidates = []
     for scale in scales:
-        frame = AffineMap(jnp.asarray(shift), jnp.asarray(np.diag(scale * sd))) if begun is None else begun
+        frame = AffineMap(shift, np.diag(scale * sd)) if begun is None else begun
         state = AffineState(z, own, frame, _bound(evaluate, frame, z), diagonal, 1.0, _NO_GAINS)
         candidates.append(state)
     finite = [state for state in candidates if usable(state.bound)]
@@ -243,7 +243,7 @@ def _moved(
     rotation, upper = np.linalg.qr((root @ stretch).T)
     signs = np.where(np.diagonal(upper) < 0.0, -1.0, 1.0)
     rotation, lower = rotation * signs[None, :], (upper * signs[:, None]).T
-    moved = AffineMap(frame.shift + length * (root @ shift), jnp.asarray(lower))
+    moved = AffineMap(np.asarray(frame.shift) + length * (root @ shift), lower)
     return moved, rotation, rotation.T @ shift, rotation.T @ log_scale @ rotation, limited
 
 
