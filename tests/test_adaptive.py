@@ -7,9 +7,11 @@ import pytest
 import scipy.stats
 
 import steinmatch as sm
-from steinmatch.adaptive.frames import cloud, normal_points
-from steinmatch.adaptive.parents import _NORMAL_GRID, _quantiles, fit_parent, likely_parents
-from steinmatch.adaptive.verdict import Error, Verdict, _accepted, _cautious, _Estimate, confirmed
+from steinmatch.adaptive.conditional import NORMAL_GRID
+from steinmatch.adaptive.frames import cloud, log_weights, normal_points
+from steinmatch.adaptive.pairs import fit_pair
+from steinmatch.adaptive.parents import _quantiles, fit_parent, likely_parents
+from steinmatch.adaptive.verdict import Error, Verdict, _accepted, _Estimate, cautious, confirmed
 from steinmatch.coordinates import AffineMap
 from steinmatch.measures.images import FAMILIES
 from steinmatch.measures.weights import Layout
@@ -352,8 +354,8 @@ def test_the_quantiles_of_a_parent_whose_affine_frame_is_a_thin_slice():
     steps = 0.07 * 2.0 ** np.arange(8)
     knots = -1.5 + np.concatenate([-steps[::-1], [0.0], steps[:5], [1.6, 2.0, 2.3, 2.6, 2.9]])
     found = _quantiles(knots, knots - 0.5 * np.exp(2.0 * knots), -1.5, 0.07)
-    exact = np.log(scipy.stats.norm.ppf(0.5 + 0.5 * scipy.stats.norm.cdf(_NORMAL_GRID)))
-    usual = np.abs(_NORMAL_GRID) <= 2.0
+    exact = np.log(scipy.stats.norm.ppf(0.5 + 0.5 * scipy.stats.norm.cdf(NORMAL_GRID)))
+    usual = np.abs(NORMAL_GRID) <= 2.0
     np.testing.assert_allclose(found[usual], exact[usual], atol=0.1)
 
 
@@ -364,5 +366,40 @@ def test_errors_cover_what_rare_values_hide():
     off = []
     for _ in range(300):
         draws = rng.standard_t(3, size=(128, 1)) ** 2  # infinite variance
-        off.append(float(np.abs(draws.mean() - 3.0) / _cautious(draws, layout)[0]))
+        off.append(float(np.abs(draws.mean() - 3.0) / cautious(draws, layout)[0]))
     assert np.mean(np.array(off) > 2.0) <= 0.05
+
+
+def test_two_parents_at_once_where_only_both_make_the_rest_normal():
+    """v ~ N(0, 1), w | v ~ N(0, exp(v / 2)^2) and three normal others of mean v w / 2 and sd exp((v + w) / 4): exactly
+    normal given both. The frame's densities at fresh points are the target's, and the moments are right.
+    """
+
+    def log_density(x):
+        v, w, rest = x[0], x[1], x[2:]
+        inner = -0.5 * v**2 - 0.5 * w**2 * jnp.exp(-v) - 0.5 * v
+        scale = 0.25 * (v + w)
+        return inner - 0.5 * jnp.sum((rest - 0.5 * v * w) ** 2) * jnp.exp(-2.0 * scale) - 3.0 * scale
+
+    target = sm.Target(log_density, dim=5)
+    evaluate = Evaluations(target)
+    rng = np.random.default_rng(0)
+    v = rng.normal(size=256)
+    w = np.exp(0.5 * v) * rng.normal(size=256)
+    rest = (0.5 * v * w + np.exp(0.25 * (v + w)) * rng.normal(size=(3, 256))).T
+    affine = AffineMap(np.zeros(5), np.eye(5))
+    points = cloud(evaluate, affine, np.concatenate([v[:, None], w[:, None], rest], axis=1))
+    points = points._replace(log_densities=-0.5 * np.sum(points.z**2, axis=1))  # draws: all of the same importance
+    pair = fit_pair(evaluate, affine, affine, points, (0, 1), seed=0)
+    assert pair is not None
+    fresh = cloud(evaluate, pair, normal_points(256, 5, 7))
+    assert np.var(log_weights(fresh)) < 0.02
+    assert np.var(log_weights(cloud(evaluate, affine, normal_points(256, 5, 7)))) > 1.0
+
+
+def test_no_pair_where_the_marginal_does_not_end():
+    target = sm.Target(lambda x: -0.5 * jnp.sum(x[1:] ** 2) + 0.0 * x[0], dim=4)
+    affine = AffineMap(np.zeros(4), np.eye(4))
+    evaluate = Evaluations(target)
+    points = cloud(evaluate, affine, normal_points(64, 4, 0))
+    assert fit_pair(evaluate, affine, affine, points, (0, 1), seed=0) is None

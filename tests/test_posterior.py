@@ -98,6 +98,25 @@ def test_expectations_probabilities_and_queries(fit):
         fit.expectation(lambda p: p["nu"])
 
 
+def test_queries_are_from_all_draws_and_know_what_is_exact(fit):
+    """Stein weights make linear functions of normal coordinates exact; others have an error that holds, no larger than
+    that of the average.
+    """
+    linear = fit.query(lambda p: jnp.stack([p["b"][0], 2.0 * p["b"][1] - 1.0, 3.0 + 0.0 * p["tau"]]))
+    np.testing.assert_allclose(linear.estimate[:2], [B.mean()[0], 2.0 * B.mean()[1] - 1.0], atol=1e-6)
+    assert linear.exact.all() and np.all(linear.error < 1e-6) and linear.estimate[2] == pytest.approx(3.0)
+    functions = {
+        "square": (lambda p: p["tau"] ** 2, TAU.moment(2)),
+        "fourth": (lambda p: p["b"][0] ** 4, 3.0 + 6.0 + 1.0),  # of N(1, 1)
+        "tail": (lambda p: jnp.where(p["tau"] > 1.5, 1.0, 0.0), TAU.sf(1.5)),
+    }
+    for f, truth in functions.values():
+        found = fit.query(f)
+        assert not found.exact and abs(found.estimate - truth) <= 3.0 * found.error
+        spread = fit.query(lambda p, f=f, truth=truth: (f(p) - truth) ** 2).estimate
+        assert 0.0 < found.error < 2.0 * np.sqrt(spread / len(fit.particles))  # twice that of independent draws
+
+
 def test_errors_of_probabilities_hold():
     """Chains of a normal autoregression: the stated error of P(x > 1) against that seen over 200 repetitions."""
     rng, t, groups, rho = np.random.default_rng(0), 40, 32, 0.8
@@ -172,8 +191,10 @@ def test_a_loaded_fit_answers_the_same(fit, tmp_path):
     np.testing.assert_array_equal(loaded.mean["b"], fit.mean["b"])
     assert loaded.probability(lambda p: p["tau"] > 2.0) == fit.probability(lambda p: p["tau"] > 2.0)
     assert loaded.interval(0.9).error[0]["tau"] == fit.interval(0.9).error[0]["tau"]
+    asked = loaded.query(lambda p: p["tau"])  # without scores: the weighted average, with an error that is larger
+    assert asked.estimate == pytest.approx(loaded.mean["tau"]) and asked.error > fit.query(lambda p: p["tau"]).error
     with pytest.raises(ValueError, match="loaded without its target"):
-        loaded.query(lambda p: p["tau"])
+        _ = loaded.certificate
 
 
 def test_a_vector_stays_a_vector():
