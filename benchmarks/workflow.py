@@ -4,9 +4,9 @@ python -m benchmarks.workflow [name-part ...]
 
 Every fit runs in a process of its own, compile included. NUTS is NumPyro's, 1000 + 1000 draws; the truth is a run of
 it with 2000 + 20,000 draws at target_accept_prob=0.95, whose own standard errors are allowed for: a converged fit is
-wrong where it is off by more than twice its largest stated error and three times the truth's. Two models run in PyMC and
-two in Stan as well, and must give what the same model in NumPyro does. The exit code is 1 where one is wrong, fewer than
-ten of the twelve converge, or the median of our seconds is above half of NUTS's.
+wrong where it is off by more than twice its largest stated error and three times the truth's. Two models run in PyMC
+and two in Stan as well, and must give what the same model in NumPyro does. The exit code is 1 where one is wrong, fewer
+than ten of the twelve converge, or the median of our seconds is above half of NUTS's.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Small versions of the paper's experiments: tables, resume, and claims that can fail."""
+"""Small versions of the paper's experiments: tables, figures, resume."""
 
 import csv
 import json
@@ -7,14 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from steinmatch import experiments
 from steinmatch.experiments import condition, exactness, gaussian, methods, mixture, rate, rbm, sweep
-from steinmatch.experiments.claims import Claim, markdown
-from steinmatch.experiments.methods import LINEAR, LINEAR_RANDOM, MONTE_CARLO, RBF_SVGD, Settings
-from steinmatch.experiments.store import Cell, Results, Store, to_json
+from steinmatch.experiments.methods import Settings
+from steinmatch.experiments.store import Cell, Store, to_json
 from steinmatch.experiments.workers import compute_in_processes
+from steinmatch.targets import Gaussian
 
 OUTPUTS = {
     "gaussian": ("gaussian",),
@@ -31,13 +32,15 @@ def small(tmp_path_factory):
     """All experiments in 5 dimensions, one trial, few steps; the folder and the claims."""
     patch = pytest.MonkeyPatch()
     patch.setattr(methods, "DESCENT_STEPS", 100)
+    patch.setattr(methods, "RATES", (0.5,))
     for module in (gaussian, condition, rbm):
         patch.setattr(module, "DIM", 5)
-        patch.setattr(module, "QUICK_GRID", (3, 12))
-    patch.setattr(condition, "QUICK_CONDITIONS", (1.0, 10.0))
+        patch.setattr(module, "QUICK_GRID", (3, 12) if module is rbm else (3, 4, 12))
+    patch.setattr(condition, "QUICK_CONDITIONS", (10.0, 100.0))
     patch.setattr(rbm, "HIDDEN", 3)
     patch.setattr(mixture, "SIZES", {mixture.SMALL: (3, 12)})
     patch.setattr(rate, "QUICK_GRID", (4, 8))
+    patch.setattr(rate, "QUICK_PARTICLES", 24)
     out = tmp_path_factory.mktemp("experiments")
     claims = experiments.run("all", out, quick=True, progress=False)
     yield out, claims
@@ -81,9 +84,9 @@ def test_finished_cells_are_not_run_again_and_the_numbers_stay(small, monkeypatc
     calls = []
     measure = sweep.measure
 
-    def counted(*args):
+    def counted(*args, **given):
         calls.append(args)
-        return measure(*args)
+        return measure(*args, **given)
 
     monkeypatch.setattr(sweep, "measure", counted)
     rbm.run(out, quick=True, progress=False)
@@ -99,13 +102,14 @@ def test_an_interrupted_run_keeps_what_is_done(tmp_path, monkeypatch):
     monkeypatch.setattr(gaussian, "DIM", 3)
     monkeypatch.setattr(gaussian, "QUICK_GRID", (2, 6))
     monkeypatch.setattr(methods, "DESCENT_STEPS", 50)
+    monkeypatch.setattr(methods, "RATES", (0.5,))
     measure, calls = sweep.measure, []
 
-    def interrupted(*args):
+    def interrupted(*args, **given):
         calls.append(args)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return measure(*args)
+        return measure(*args, **given)
 
     monkeypatch.setattr(sweep, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -123,93 +127,12 @@ def test_other_settings_are_other_cells(tmp_path):
     assert store.rows(Cell("a", {"seed": 1}, list)) is None
 
 
-def planted(change) -> list[dict]:
-    """A table on which all claims of Figure 1 hold, and what `change` makes of its rows."""
-    rows = []
-    for n in (gaussian.DIM - 1, gaussian.DIM + 1, gaussian.DIM + 50):
-        above = n > gaussian.DIM
-        for method, solver in (
-            (MONTE_CARLO, "exact draws"),
-            (RBF_SVGD, "descent"),
-            (LINEAR, "newton"),
-            (LINEAR_RANDOM, "newton"),
-        ):
-            exact = above and method in (LINEAR, LINEAR_RANDOM)
-            row = {
-                "panel": "gaussian",
-                "value": n,
-                "method": method,
-                "solver": solver,
-                "trial": 0,
-                "mse_mean": 1.0 / n if method == MONTE_CARLO else 1e-30,
-                "mse_second": 1e-28 if exact else 0.5,
-                "variance": 1.0 if exact else 0.4,
-            }
-            rows.append(change(row))
-    return rows
-
-
-def broken(number, method, **values):
-    def change(row):
-        return {**row, **values} if row["method"] == method and row["value"] > gaussian.DIM else row
-
-    return pytest.param(number, change, id=f"claim {number}")
-
-
-def test_claims_hold_on_a_true_result():
-    assert all(claim.holds for claim in gaussian.claims(Results(planted(lambda row: row))))
-
-
-@pytest.mark.parametrize(
-    ("number", "change"),
-    [
-        broken(1, RBF_SVGD, mse_mean=0.01),
-        broken(2, LINEAR_RANDOM, mse_second=0.4),
-        broken(3, LINEAR, mse_second=1e-15),
-        broken(4, RBF_SVGD, variance=0.99),
-        pytest.param(5, lambda row: {**row, "variance": 1.01} if row["value"] < gaussian.DIM else row, id="claim 5"),
-        broken(6, LINEAR, variance=1.001),
-    ],
-)
-def test_claims_fail_on_a_planted_false_result(number, change):
-    verdicts = {claim.number: claim.holds for claim in gaussian.claims(Results(planted(change)))}
-    assert not verdicts[number]
-
-
-def test_slopes_are_those_of_a_power_law():
-    rows = [{"m": m, "ksd": 3.0 * m**-0.7, "target": "t"} for m in (4, 8, 16, 32)]
-    slope, half = rate.slope(Results(rows), "ksd", target="t")
-    assert slope == pytest.approx(-0.7, abs=1e-12) and half < 1e-10
-
-
-def test_rate_claim_fails_for_a_flat_discrepancy(small):
-    out, _ = small
-    rows = [
-        {**row, **{k: float(v) for k, v in row.items() if k not in ("target", "method", "converged") and v}}
-        for row in read(out / "rate.csv")
-    ]
-    flat = [{**row, "ksd": 0.1, "bound_ksd": float(row["bound_ksd"] or 1.0)} for row in rows]
-    verdicts = [claim for claim in rate.claims(Results(flat)) if "KSD falls" in claim.text]
-    assert len(verdicts) == 1 and not verdicts[0].holds
-
-
-def test_exactness_claims_fail_for_large_averages_and_lost_rank(small):
-    out, _ = small
-    rows = [
-        {
-            **row,
-            "error": 0.1 if row["error"] else None,
-            "residual": float(row["residual"]),
-            "rank_condition": False,
-        }
-        for row in read(out / "exactness.csv")
-    ]
-    assert not any(claim.holds for claim in exactness.claims(Results(rows)))
-
-
-def test_failed_claims_are_explained():
-    text = markdown([Claim(3, "a", "1e-3", False, "because"), Claim(1, "b", "2", True)], "Claims")
-    assert text.index("| 1 |") < text.index("| 3 |") and "**does not hold**" in text and "(3) a: because" in text
+def test_the_rate_of_descent_is_the_best_of_those_tried(monkeypatch):
+    """A narrow target, on which large rates do not settle."""
+    monkeypatch.setattr(methods, "RATES", (1e-6, 0.5))
+    monkeypatch.setattr(methods, "DESCENT_STEPS", 200)
+    target = Gaussian(np.zeros(2), np.eye(2))
+    assert methods.tuned_rate(lambda value, trial: target, [(1.0, 6)], methods.LINEAR, Settings()) == 0.5
 
 
 def test_the_command_names_what_it_does_not_know():

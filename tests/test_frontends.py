@@ -160,6 +160,9 @@ def test_stan_says_what_is_wrong(forms):
         sm.from_stan(EXAMPLES / "eight_schools.stan", {"J": 8})
     with pytest.raises(ValueError, match="stanc says"):
         sm.from_stan("parameters { real mu }\nmodel { }")
+    old = "data { int N; real y[N]; }\nparameters { real mu; }\nmodel { y ~ normal(mu, 1); }"
+    with pytest.raises(ValueError, match=r"array\[N\] real y|array keyword|new array syntax|`array`"):
+        sm.from_stan(old, {"N": 2, "y": [0.0, 1.0]})
     assert not forms["stan"].differentiable
 
 

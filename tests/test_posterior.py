@@ -1,5 +1,7 @@
 """Answers on the model's own scale and by name, against closed forms of log-normal and normal parameters."""
 
+import warnings
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +10,10 @@ import scipy.stats
 import steinmatch as sm
 from steinmatch.measures.weights import Layout
 from steinmatch.records.moments import Draws, interval, probability
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import arviz as az
 
 TAU = scipy.stats.lognorm(s=0.5)
 B = scipy.stats.norm(np.array([1.0, -2.0, 0.0]), np.array([1.0, 2.0, 0.5]))
@@ -183,6 +189,39 @@ def test_records_show_themselves_as_tables(fit):
     assert "sharpened" in repr(sharpened) and "<pre" in sharpened._repr_html_() and "tau" in sharpened._repr_html_()
     beside = sm.compare(fit, fit.particles)
     assert "of the draws" in repr(beside) and "<pre" in beside._repr_html_()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_fit_beside_another_samplers_draws(fit, tmp_path):
+    """Independent exact draws agree; the same with one mean shifted by a fifth of an sd do not."""
+    rng = np.random.default_rng(1)
+    draws = {"b": B.rvs((4, 500, 3), random_state=rng), "tau": TAU.rvs((4, 500), random_state=rng)}
+    beside = sm.compare(fit, az.from_dict(posterior=draws))
+    assert beside.agree and beside.apart.shape == (4, 2) and "they agree" in str(beside)
+    off = {**draws, "b": draws["b"] + np.array([0.0, 0.4, 0.0])}
+    beside = sm.compare(fit, az.from_dict(posterior=off))
+    assert not beside.agree and np.argmax(beside.apart.max(axis=1)) == 1 and "DISAGREE" in str(beside)
+    beside.report(tmp_path / "beside.html")
+    page = (tmp_path / "beside.html").read_text()
+    assert "DISAGREE" in page and "mean of the draws" in page and "largest gap in errors" in page
+
+
+def test_predictions_have_weights_or_are_resampled(fit):
+    weighted = fit.predict(lambda p: p["tau"] * p["b"][1])
+    resampled = fit.predict(lambda p: p["tau"] * p["b"][1], resample=True)
+    truth = TAU.mean() * B.mean()[1]
+    assert fit.weights @ weighted == pytest.approx(truth, rel=0.05)
+    assert np.mean(resampled) == pytest.approx(float(fit.weights @ weighted), rel=0.02)
+    assert set(np.round(resampled, 9)) <= set(np.round(weighted, 9))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_arviz_says_no_less_than_our_errors(fit):
+    """ArviZ's Monte Carlo standard errors know nothing of Stein weights, which take most of the errors away."""
+    table = az.summary(fit.to_arviz(resample=True), round_to="none")
+    names = list(fit.names)
+    mcse = table.loc[names, "mcse_mean"].to_numpy() / table.loc[names, "sd"].to_numpy()
+    assert np.all(fit.error.mean <= 2.0 * mcse) and np.all(mcse < 5.0 / np.sqrt(len(fit.particles)))
 
 
 def test_a_loaded_fit_answers_the_same(fit, tmp_path):

@@ -165,13 +165,18 @@ def test_model_coords_reach_arviz(pymc_fit, numpyro_fit):
     assert "row" in numpyro_fit.to_arviz().log_likelihood["y"].dims
 
 
-def test_arviz_one_gets_a_tree(numpyro_fit, monkeypatch):
+def test_arviz_one_gets_a_tree(numpyro_fit, monkeypatch, tmp_path):
     import xarray
 
     monkeypatch.delattr(az, "InferenceData")
     tree = numpyro_fit.to_arviz()
     assert isinstance(tree, xarray.DataTree)
     assert tree["posterior"]["b"].dims[:2] == ("chain", "draw")
+    sharpened = sm.sharpen(numpyro_fit.to_arviz(resample=True), numpyro_fit.target)
+    np.testing.assert_allclose(sharpened.after.mean, np.asarray(numpyro_fit.mean), atol=0.02)
+    assert sm.compare(numpyro_fit, tree).agree
+    numpyro_fit.write_csv(tmp_path / "draws.csv")
+    assert "b" in (tmp_path / "draws.csv").read_text()
 
 
 def test_chains_there_and_back():

@@ -164,4 +164,6 @@ def _loo(fits: Mapping[str, Fit]) -> Any:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return arviz.compare({str(name): fit.to_arviz(resample=True) for name, fit in fits.items()}, ic="loo")
+        # From ArviZ 1 on there is no other criterion to choose.
+        criterion: Any = {"ic": "loo"} if hasattr(arviz, "InferenceData") else {}
+        return arviz.compare({str(name): fit.to_arviz(resample=True) for name, fit in fits.items()}, **criterion)

@@ -188,7 +188,8 @@ def fit(
     elif not quiet:
         console = Console()
         console.print(result.summary())
-        console.print(result.certificate)
+        if result.error is None:  # of a fixed point: what is exact; of an automatic fit the report page says it
+            console.print(result.certificate)
         console.print("" if not written else f"Written: {escape(', '.join(map(str, written)))}")
     if not written:
         raise typer.Exit(2)
@@ -214,6 +215,7 @@ def assess(
     from steinmatch.cli.modelfile import BadFile, read_named_draws, read_target
     from steinmatch.records.foreign import read_foreign
 
+    _keep_compiled()
     try:
         model = read_target(target, data)
         found = assess_draws(model, read_foreign(read_named_draws(draws, model), model, "assess").x)
@@ -246,6 +248,7 @@ def sharpen(
     from steinmatch.cli.modelfile import BadFile, read_named_draws, read_target
     from steinmatch.records.storage import write
 
+    _keep_compiled()
     try:
         for path in (out, report):
             if path is not None:

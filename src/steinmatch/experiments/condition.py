@@ -3,21 +3,20 @@
 import functools
 from pathlib import Path
 
-import numpy as np
-
 from steinmatch.experiments.claims import Claim
 from steinmatch.experiments.figures import panels, save
 from steinmatch.experiments.gaussian import DIM, second_moment_claims
 from steinmatch.experiments.methods import LINEAR, LINEAR_RANDOM, Settings, trial_key
 from steinmatch.experiments.runner import Experiment
 from steinmatch.experiments.store import Cell, Results
-from steinmatch.experiments.sweep import COLUMNS, best_solver, ratio_to_monte_carlo, sweep
+from steinmatch.experiments.sweep import COLUMNS, best_solver, paired, ratio_to_monte_carlo, sweep
 from steinmatch.targets import Gaussian
 
 TITLE = "Figure 2: random Gaussians, d = 100"
 OVER_N, OVER_CONDITION = "condition number 10", "over condition numbers"
-GRID, QUICK_GRID = (50, 90, 101, 150, 250), (50, 120)
-CONDITIONS, QUICK_CONDITIONS = (1.0, 10.0, 30.0, 100.0, 300.0, 1000.0), (10.0, 1000.0)
+GRID, QUICK_GRID = (50, 90, 101, 150, 250), (20, 50, 120)
+# Not 1: the standard normal target is where the particles start.
+CONDITIONS, QUICK_CONDITIONS = (10.0, 30.0, 100.0, 300.0, 1000.0), (10.0, 1000.0)
 PARTICLES, QUICK_PARTICLES = 250, 120
 columns = COLUMNS
 
@@ -27,8 +26,6 @@ def cells(settings: Settings) -> list[Cell]:
 
     @functools.cache
     def model(condition: float, trial: int) -> Gaussian:
-        if condition <= 1.0:  # the draw's recipe needs more than 1: the standard Gaussian it is
-            return Gaussian(np.zeros(DIM), np.eye(DIM))
         return Gaussian.random(trial_key(settings, trial), DIM, condition)
 
     grid, conditions = (QUICK_GRID, QUICK_CONDITIONS) if settings.quick else (GRID, CONDITIONS)
@@ -52,15 +49,17 @@ def claims(results: Results) -> list[Claim]:
     over = results.where(panel=OVER_CONDITION)
     conditions = over.distinct("value")
     by_steps = "descent" if "descent" in over.where(method=LINEAR).distinct("solver") else "newton"
-    low, high = (
-        over.median("mse_mean", value=c, method=LINEAR, solver=by_steps) for c in (conditions[0], conditions[-1])
-    )
+    worse = paired(
+        over,
+        "mse_mean",
+        *({"value": c, "method": LINEAR, "solver": by_steps} for c in (conditions[-1], conditions[0])),
+    ).exp()
     found.append(
         Claim(
             8,
             "accuracy falls as the condition number grows",
-            f"linear by {by_steps}, MSE of E[x]: {low:.1e} at {conditions[0]:g}, {high:.1e} at {conditions[-1]:g}",
-            high > low,
+            f"linear by {by_steps}, MSE of E[x] at {conditions[-1]:g} over that at {conditions[0]:g}: {worse}",
+            worse.low > 1.0,
         )
     )
     worst = {
@@ -91,5 +90,6 @@ def claims(results: Results) -> list[Claim]:
     return found
 
 
-EXPERIMENT = Experiment("condition", TITLE, columns, cells, draw, claims)
+CAPTION = "Our solver stays at rounding up to condition number 1000, where descent, tuned, loses many digits."
+EXPERIMENT = Experiment("condition", TITLE, columns, cells, draw, claims, CAPTION)
 run = EXPERIMENT.run

@@ -1,4 +1,4 @@
-"""Panels like the paper's: medians with quartile bands, log axes, one colour a method."""
+"""Panels like the paper's: medians with quartile bars, one colour a method; our solver filled, descent hollow."""
 
 import io
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import matplotlib.figure
 import numpy as np
 
 from steinmatch._files import write_whole
-from steinmatch.experiments.methods import COLOURS, STYLES
+from steinmatch.experiments.methods import COLOURS, MARKS, STYLES
 from steinmatch.experiments.store import Results
 
 LABELS = {
@@ -30,6 +30,8 @@ def panels(
     figure = matplotlib.figure.Figure(figsize=(4.2 * across + 2.1, 3.6 * rows + 0.8), layout="constrained")
     axes = figure.subplots(rows, across, squeeze=False)
     for axis, (panel, column) in zip(axes.flat, columns, strict=False):
+        if log_x:
+            axis.set_xscale("log")
         _lines(axis, results.where(panel=panel), column)
         axis.set_xlabel(xlabel)
         axis.set_ylabel(LABELS[column])
@@ -37,8 +39,6 @@ def panels(
             axis.set_title(panel, fontsize=10)
         if column != "variance":
             axis.set_yscale("log")
-        if log_x:
-            axis.set_xscale("log")
         if mark is not None:
             axis.axvline(mark, color="0.6", linewidth=0.8, linestyle=":")
         axis.grid(True, which="major", linewidth=0.3, color="0.85")
@@ -49,19 +49,23 @@ def panels(
 
 
 def _lines(axis, results: Results, column: str) -> None:
-    for method, colour in COLOURS.items():
-        for solver in results.where(method=method).distinct("solver"):
-            chosen = results.where(method=method, solver=solver)
-            xs = np.array(chosen.distinct("value"))
-            values = [chosen.where(value=x).values(column) for x in xs]
-            low, middle, high = (np.array([np.percentile(v, q) for v in values]) for q in (25, 50, 75))
-            if column != "variance":
-                low, middle, high = (np.maximum(v, FLOOR) for v in (low, middle, high))
-            label = method if method == "Monte Carlo" else f"{method}, {'our solver' if solver == 'newton' else solver}"
-            axis.plot(
-                xs, middle, STYLES.get(solver, "-."), color=colour, marker="o", markersize=3, linewidth=1.4, label=label
-            )
-            axis.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+    shown = [(m, s) for m in COLOURS for s in results.where(method=m).distinct("solver")]
+    for k, (method, solver) in enumerate(shown):
+        chosen = results.where(method=method, solver=solver)
+        xs = np.array(chosen.distinct("value"), float)
+        values = [chosen.where(value=x).values(column) for x in xs]
+        low, middle, high = (np.array([np.percentile(v, q) for v in values]) for q in (25, 50, 75))
+        if column != "variance":
+            low, middle, high = (np.maximum(v, FLOOR) for v in (low, middle, high))
+        label = method if method == "Monte Carlo" else f"{method}, {'our solver' if solver == 'newton' else solver}"
+        apart = (k - 0.5 * (len(shown) - 1)) * 0.006  # so that lines on top of each other can be seen
+        span = np.ptp(xs) if len(xs) > 1 else 1.0
+        at = xs * (1.0 + 3.0 * apart) if axis.get_xscale() == "log" else xs + apart * span
+        axis.errorbar(
+            at, middle, yerr=[middle - low, high - middle], fmt=STYLES.get(solver, "-."), color=COLOURS[method],
+            marker=MARKS[method], markersize=4.5, markerfacecolor="white" if solver == "descent" else COLOURS[method],
+            linewidth=1.2, elinewidth=0.9, capsize=2, label=label,
+        )  # fmt: skip
 
 
 def save(figure: matplotlib.figure.Figure, folder: Path, name: str) -> None:

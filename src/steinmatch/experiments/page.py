@@ -15,7 +15,7 @@ td, th { padding: 0.35rem 0.6rem; border-bottom: 1px solid #ddd; text-align: lef
 """
 
 
-def write_page(out: Path, titles: Mapping[str, str], claims: Sequence[Claim], note: str) -> None:
+def write_page(out: Path, titles: Mapping[str, tuple[str, str]], claims: Sequence[Claim], note: str) -> None:
     """A page over what lies in `out`."""
     parts = ["<!doctype html><html lang=en><meta charset=utf-8><title>SVGD as moment matching</title>"]
     parts.append(f"<style>{_STYLE}</style>")
@@ -27,8 +27,8 @@ def write_page(out: Path, titles: Mapping[str, str], claims: Sequence[Claim], no
         cells = (str(claim.number), html.escape(claim.text) + why, html.escape(claim.measured))
         parts.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + f"{state}</td></tr>")
     parts.append("</table>")
-    for name, title in titles.items():
-        parts.append(f"<h2>{html.escape(title)}</h2>")
+    for name, (title, caption) in titles.items():
+        parts.append(f"<h2>{html.escape(title)}</h2><p>{html.escape(caption)}</p>")
         for picture in sorted(out.glob(f"{name}*.png")):
             parts.append(
                 f'<p><a href="{picture.stem}.svg"><img src="{picture.name}" alt="{html.escape(title)}"></a></p>'

@@ -14,11 +14,11 @@ from steinmatch._checks import known_name, positive_integer, whole_seed
 from steinmatch._files import only_one, write_whole
 from steinmatch.experiments.claims import Claim, markdown
 from steinmatch.experiments.methods import (
-    DESCENT_RATE,
     DESCENT_STEPS,
     EXACT,
     INNER_STEPS,
     NEWTON_STEPS,
+    RATES,
     ROUGH,
     Settings,
 )
@@ -39,6 +39,7 @@ class Experiment:
     cells: Callable[[Settings], list[Cell]]
     draw: Callable[[Results, Path], None]
     claims: Callable[[Results], list[Claim]]
+    caption: str  # what to see in its figures
 
     def run(self, out: str | Path, **options: Any) -> list[Claim]:
         """Run this experiment into the folder `out`; the options are those of `run_experiments`."""
@@ -131,7 +132,11 @@ def _decided(experiments: Sequence[Experiment], rows: dict[str, list[Row]], out:
         results.write_csv(out / f"{experiment.name}.csv", experiment.columns)
         experiment.draw(results, out)
         found = experiment.claims(results)
-        record = {"title": experiment.title, "claims": [dataclasses.asdict(claim) for claim in found]}
+        record = {
+            "title": experiment.title,
+            "caption": experiment.caption,
+            "claims": [dataclasses.asdict(claim) for claim in found],
+        }
         write_whole(out / "cells" / f"{experiment.name}.claims.json", to_json(record))
         claims += found
     return claims
@@ -141,16 +146,18 @@ def _write_pages(settings: Settings, out: Path, solving: float, running: float) 
     """The pages show all experiments that the folder holds, not only those of this run."""
     heading = "Claims of the paper" + (", quick run" if settings.quick else "")
     minutes = [_counted(round(seconds / 60.0), "minute") for seconds in (solving, running)]
+    rates = ", ".join(f"{rate:g}" for rate in RATES)
     note = (
-        f"\n{_counted(settings.trials, 'trial')}, seed {settings.seed}; descent: AdaGrad, rate {DESCENT_RATE}, "
-        f"{DESCENT_STEPS} steps; our solver: at most {NEWTON_STEPS} steps of {INNER_STEPS} inner iterations, down to a "
-        f"scaled residual of {EXACT:g} ({ROUGH:g} on RBMs and mixtures). {minutes[0]} of solving, {minutes[1]} in "
-        "this run.\n"
+        f"\n{_counted(settings.trials, 'trial')}, seed {settings.seed}; descent: AdaGrad, {DESCENT_STEPS} steps, for "
+        f"each panel and method the best rate of {rates}; our solver: at most {NEWTON_STEPS} steps of {INNER_STEPS} "
+        f"inner iterations, down to a scaled residual of {EXACT:g} ({ROUGH:g} on RBMs and mixtures). {minutes[0]} of "
+        f"solving, {minutes[1]} in this run.\n"
     )
-    titles, everything = {}, []
+    titles: dict[str, tuple[str, str]] = {}
+    everything = []
     for path in sorted((out / "cells").glob("*.claims.json")):
         record = json.loads(path.read_text())
-        titles[path.name.removesuffix(".claims.json")] = record["title"]
+        titles[path.name.removesuffix(".claims.json")] = record["title"], record.get("caption", "")
         everything += [Claim(**claim) for claim in record["claims"]]
     write_whole(out / "claims.md", markdown(everything, heading) + note)
     write_page(out, titles, everything, note.strip())

@@ -147,12 +147,19 @@ class Posterior:
             parameters, path = path, parameters
         return plot_particles(*self._named_values, self.weights, parameters, path)
 
-    def predict(self, fn: Callable[[Any], Any] | None = None, *, seed: int = 0, **data: Any) -> Any:
+    def predict(
+        self, fn: Callable[[Any], Any] | None = None, *, seed: int = 0, resample: bool = False, **data: Any
+    ) -> Any:
         """The particles pushed through `fn`, a function of one point's parameters. Without one, through the model's own
         posterior predictive: of the data that it was made with or, where given, of new data, by name as the model has
         them (NumPyro's arguments, PyMC's `pm.Data`; Stan's generated quantities take those of the program).
+
+        One prediction a particle, of the particle's weight: `fit.weights @ y` is their mean. With `resample` particles
+        are drawn by weight first, so that the predictions have equal weights.
         """
         seed = whole_seed(seed, "predict")
+        if resample:
+            return self._resampled().predict(fn, seed=seed, **data)
         if fn is not None:
             if not callable(fn):
                 raise TypeError(f"predict: fn must be a function of one point's constrained values, got {fn!r:.80}.")
@@ -164,6 +171,17 @@ class Posterior:
             )
         return info.predict(self.particles, variables(self.target, self.particles), seed, data)
 
+    def _resampled(self) -> "Posterior":
+        """Particles of equal weight, drawn by weight."""
+        chosen = resampled_draws(np.asarray(self.weights), self.draws_layout, self.seed)
+        target, n = self.target, len(chosen)
+        if isinstance(target, SavedTarget):
+            target = dataclasses.replace(target, values=target.values[chosen])
+        return Posterior(
+            target=target, particles=self.particles[chosen], weights=np.full(n, 1.0 / n), seed=self.seed,
+            layout=self.draws_layout,
+        )  # fmt: skip
+
     def to_arviz(
         self, *, resample: bool = False, posterior_predictive: bool = False, prior: bool = False, seed: int = 0
     ) -> Any:
@@ -172,13 +190,8 @@ class Posterior:
         `resample`, draws of equal weight, for functions that know of no weights.
         """
         seed, layout = whole_seed(seed, "to_arviz"), self.draws_layout
-        particles, weights = self.particles, np.asarray(self.weights)
-        target = self.target
-        if resample:
-            chosen = resampled_draws(weights, layout, self.seed)
-            particles, weights = particles[chosen], np.full(len(weights), 1.0 / len(weights))
-            if isinstance(target, SavedTarget):
-                target = dataclasses.replace(target, values=target.values[chosen])
+        shown = self._resampled() if resample else self
+        target, particles, weights = shown.target, shown.particles, np.asarray(shown.weights)
         groups = groups_of(target, particles, weights, layout)
         groups["posterior"].attrs.update(inference_library="steinmatch", verdict=self._verdict())
         return as_inference_data(groups | model_groups(target, particles, layout, posterior_predictive, prior, seed))
