@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 
 RNG_SEED = 7
 
@@ -13,15 +16,7 @@ class Everyday(NamedTuple):
     data: dict[str, Any]
 
 
-def everyday() -> dict[str, Everyday]:
-    """The models by name. Imports are here, so that timing can begin before them."""
-    import jax.numpy as jnp
-    import numpyro
-    import numpyro.distributions as dist
-
-    rng = np.random.default_rng(RNG_SEED)
-    found: dict[str, Everyday] = {}
-
+def _student_t(rng: np.random.Generator) -> Everyday:
     def student_t(X, y):
         b = numpyro.sample("b", dist.Normal(0.0, 2.0).expand([4]))
         sigma = numpyro.sample("sigma", dist.HalfNormal(2.0))
@@ -30,8 +25,10 @@ def everyday() -> dict[str, Everyday]:
 
     X = rng.normal(size=(120, 4))
     y = X @ np.array([1.0, -1.0, 0.5, 0.0]) + rng.standard_t(4, size=120)
-    found["Student-t regression"] = Everyday(student_t, {"X": X, "y": y})
+    return Everyday(student_t, {"X": X, "y": y})
 
+
+def _ar2(rng: np.random.Generator) -> Everyday:
     def ar2(y):
         c = numpyro.sample("c", dist.Normal(0.0, 1.0))
         phi = numpyro.sample("phi", dist.Normal(0.0, 0.5).expand([2]))
@@ -41,8 +38,10 @@ def everyday() -> dict[str, Everyday]:
     series = np.zeros(150)
     for t in range(2, 150):
         series[t] = 0.3 + 0.5 * series[t - 1] - 0.3 * series[t - 2] + 0.7 * rng.normal()
-    found["AR(2)"] = Everyday(ar2, {"y": series})
+    return Everyday(ar2, {"y": series})
 
+
+def _crossed(rng: np.random.Generator) -> Everyday:
     def crossed(subject, item, y):
         mu = numpyro.sample("mu", dist.Normal(0.0, 1.5))
         scales = numpyro.sample("scales", dist.HalfNormal(1.0).expand([2]))
@@ -55,8 +54,10 @@ def everyday() -> dict[str, Everyday]:
     subject, item = (index.ravel() for index in np.meshgrid(np.arange(25), np.arange(12), indexing="ij"))
     logits = 0.3 + rng.normal(size=25)[subject] + 0.7 * rng.normal(size=12)[item]
     chosen = (rng.uniform(size=300) < 1.0 / (1.0 + np.exp(-logits))).astype(np.int64)
-    found["crossed plates, logistic"] = Everyday(crossed, {"subject": subject, "item": item, "y": chosen})
+    return Everyday(crossed, {"subject": subject, "item": item, "y": chosen})
 
+
+def _simplex_ordered(rng: np.random.Generator) -> Everyday:
     def simplex_ordered(X, rating, counts):
         shares = numpyro.sample("shares", dist.Dirichlet(jnp.ones(4)))
         numpyro.sample("counts", dist.Multinomial(int(np.sum([24, 31, 9, 6])), shares), obs=counts)
@@ -72,8 +73,10 @@ def everyday() -> dict[str, Everyday]:
     X2 = rng.normal(size=(150, 2))
     latent = X2 @ np.array([1.0, -0.7]) + rng.logistic(size=150)
     data = {"X": X2, "rating": np.digitize(latent, [-1.0, 0.2, 1.5]), "counts": np.array([24, 31, 9, 6])}
-    found["simplex and ordered"] = Everyday(simplex_ordered, data)
+    return Everyday(simplex_ordered, data)
 
+
+def _gp_marginal(rng: np.random.Generator) -> Everyday:
     def gp_marginal(x, y):
         scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.7))
         length = numpyro.sample("length", dist.LogNormal(0.0, 0.7))
@@ -83,8 +86,10 @@ def everyday() -> dict[str, Everyday]:
         numpyro.sample("y", dist.MultivariateNormal(jnp.zeros(len(x)), cov), obs=y)
 
     x = np.sort(rng.uniform(-3.0, 3.0, size=40))
-    found["GP, marginal"] = Everyday(gp_marginal, {"x": x, "y": np.sin(1.5 * x) + 0.3 * rng.normal(size=40)})
+    return Everyday(gp_marginal, {"x": x, "y": np.sin(1.5 * x) + 0.3 * rng.normal(size=40)})
 
+
+def _gp_latent(rng: np.random.Generator) -> Everyday:
     def gp_latent(x, y):
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))
         length = numpyro.sample("length", dist.LogNormal(0.0, 0.5))
@@ -94,8 +99,10 @@ def everyday() -> dict[str, Everyday]:
         numpyro.sample("y", dist.Poisson(jnp.exp(level + jnp.linalg.cholesky(cov) @ z)), obs=y)
 
     x = np.linspace(-3.0, 3.0, 25)
-    found["GP, latent"] = Everyday(gp_latent, {"x": x, "y": rng.poisson(np.exp(1.0 + np.sin(x)))})
+    return Everyday(gp_latent, {"x": x, "y": rng.poisson(np.exp(1.0 + np.sin(x)))})
 
+
+def _poisson_mixed(rng: np.random.Generator) -> Everyday:
     def poisson_mixed(group, x, y):
         mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
         slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
@@ -106,8 +113,10 @@ def everyday() -> dict[str, Everyday]:
 
     group, x = np.repeat(np.arange(25), 6), rng.normal(size=150)
     counts = rng.poisson(np.exp(0.8 + 0.5 * rng.normal(size=25)[group] + 0.3 * x))
-    found["Poisson mixed"] = Everyday(poisson_mixed, {"group": group, "x": x, "y": counts})
+    return Everyday(poisson_mixed, {"group": group, "x": x, "y": counts})
 
+
+def _lkj(rng: np.random.Generator) -> Everyday:
     def lkj(group, X, y):
         sds = numpyro.sample("sds", dist.HalfNormal(1.0).expand([2]))
         root = numpyro.sample("root", dist.LKJCholesky(2, 2.0))
@@ -121,8 +130,10 @@ def everyday() -> dict[str, Everyday]:
     X3 = np.column_stack([np.ones(120), rng.normal(size=120)])
     effects = np.array([1.0, 0.5]) + rng.multivariate_normal([0.0, 0.0], [[0.6, 0.3], [0.3, 0.4]], size=12)
     y = np.sum(effects[group] * X3, axis=1) + 0.5 * rng.normal(size=120)
-    found["LKJ varying slopes"] = Everyday(lkj, {"group": group, "X": X3, "y": y})
+    return Everyday(lkj, {"group": group, "X": X3, "y": y})
 
+
+def _volatility(rng: np.random.Generator) -> Everyday:
     def volatility(y):
         mu = numpyro.sample("mu", dist.Normal(-1.0, 1.0))
         phi = numpyro.sample("phi", dist.Beta(10.0, 2.0))
@@ -137,8 +148,10 @@ def everyday() -> dict[str, Everyday]:
     h = np.zeros(50)
     for t in range(1, 50):
         h[t] = 0.9 * h[t - 1] + 0.3 * rng.normal()
-    found["stochastic volatility"] = Everyday(volatility, {"y": np.exp(0.5 * (h - 1.0)) * rng.normal(size=50)})
+    return Everyday(volatility, {"y": np.exp(0.5 * (h - 1.0)) * rng.normal(size=50)})
 
+
+def _horseshoe(rng: np.random.Generator) -> Everyday:
     def horseshoe(X, y):
         tau = numpyro.sample("tau", dist.HalfCauchy(0.2))
         local = numpyro.sample("local", dist.HalfCauchy(1.0).expand([10]))
@@ -149,8 +162,10 @@ def everyday() -> dict[str, Everyday]:
 
     X4 = rng.normal(size=(80, 10))
     y = X4[:, 0] * 1.5 - X4[:, 1] + 0.7 * rng.normal(size=80)
-    found["horseshoe"] = Everyday(horseshoe, {"X": X4, "y": y})
+    return Everyday(horseshoe, {"X": X4, "y": y})
 
+
+def _zero_inflated(rng: np.random.Generator) -> Everyday:
     def zero_inflated(X, y):
         gate = numpyro.sample("gate", dist.Beta(1.0, 1.0))
         b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([3]))
@@ -158,8 +173,10 @@ def everyday() -> dict[str, Everyday]:
 
     X5 = np.column_stack([np.ones(150), rng.normal(size=(150, 2))])
     counts = rng.poisson(np.exp(X5 @ np.array([0.8, 0.4, -0.3]))) * (rng.uniform(size=150) > 0.3)
-    found["zero-inflated counts"] = Everyday(zero_inflated, {"X": X5, "y": counts})
+    return Everyday(zero_inflated, {"X": X5, "y": counts})
 
+
+def _network(rng: np.random.Generator) -> Everyday:
     def network(x, y):
         w = numpyro.sample("w", dist.HalfNormal(2.0).expand([3]))
         place = numpyro.sample(
@@ -176,8 +193,29 @@ def everyday() -> dict[str, Everyday]:
 
     x = np.sort(rng.uniform(-3.0, 3.0, size=80))
     y = np.tanh(2.0 * (x + 1.5)) - np.tanh(2.0 * (x - 1.0)) + 0.2 * rng.normal(size=80)
-    found["small neural network"] = Everyday(network, {"x": x, "y": y})
-    return found
+    return Everyday(network, {"x": x, "y": y})
+
+
+_MODELS = {
+    "Student-t regression": _student_t,
+    "AR(2)": _ar2,
+    "crossed plates, logistic": _crossed,
+    "simplex and ordered": _simplex_ordered,
+    "GP, marginal": _gp_marginal,
+    "GP, latent": _gp_latent,
+    "Poisson mixed": _poisson_mixed,
+    "LKJ varying slopes": _lkj,
+    "stochastic volatility": _volatility,
+    "horseshoe": _horseshoe,
+    "zero-inflated counts": _zero_inflated,
+    "small neural network": _network,
+}
+
+
+def everyday() -> dict[str, Everyday]:
+    """The models by name, with their data."""
+    rng = np.random.default_rng(RNG_SEED)
+    return {name: make(rng) for name, make in _MODELS.items()}
 
 
 def in_pymc(name: str, data: dict[str, Any]) -> Any:

@@ -22,7 +22,9 @@ import optax
 
 import steinmatch as sm
 from benchmarks._common import median_seconds
-from steinmatch.measures.velocity import in_single, velocity_at, velocity_blocked, velocity_features
+from steinmatch.kernels import AbstractRadialKernel
+from steinmatch.kernels.forms import feature_velocity
+from steinmatch.measures.velocity import in_single
 
 DIM, RATE = 100, 0.1
 LINES: list[str] = []
@@ -63,7 +65,7 @@ def rbf_steps(sizes: tuple[int, ...]) -> None:
         kernel = sm.RBF().hold(x)
         rows = np.arange(0, n, n // 200)[:200]
         truth = exact_rows(kernel, x, s, w, rows)
-        forms = {"fused": velocity_at, "XLA, float32": velocity_blocked}
+        forms = {"fused": sm.RBF.velocity, "XLA, float32": AbstractRadialKernel.velocity}
         cells = []
         for name, form in forms.items():
             run = jax.jit(lambda x, state, form=form: step(form, x, state))
@@ -94,10 +96,10 @@ def feature_step(n: int = 10**6, m: int = 1024) -> None:
     kernel = in_single(sm.RandomFourier(m).bind(jax.random.key(1), x[:1000].astype(jnp.float64)).hold(x))
     some = x[:20_000], s[:20_000], jnp.full(20_000, 1.0 / 20_000, jnp.float32)
     doubled = jax.tree.map(lambda a: a.astype(jnp.float64) if eqx.is_inexact_array(a) else a, (kernel, *some))
-    truth = eqx.filter_jit(velocity_features)(*doubled)
+    truth = eqx.filter_jit(feature_velocity)(*doubled)
     for precision in ("default", "BF16_BF16_F32_X3", "highest"):
         with jax.default_matmul_precision(precision):
-            run = jax.jit(lambda x, s, w: velocity_features(kernel, x, s, w))
+            run = jax.jit(lambda x, s, w: feature_velocity(kernel, x, s, w))
             seconds = median_seconds(functools.partial(run, x, s, w))
             off = float(jnp.linalg.norm(run(*some) - truth) / jnp.linalg.norm(truth))
         tell(f"random features, n = {n:,}, m = {m}, matmul {precision}: {1e3 * seconds:.1f} ms ({off:.1e})")

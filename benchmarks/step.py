@@ -15,7 +15,6 @@ from rich.table import Table
 
 import steinmatch as sm
 from benchmarks._common import median_seconds, print_versions
-from steinmatch.measures.velocity import velocity_at
 from steinmatch.targets import scores_at
 
 DIM = 100
@@ -30,7 +29,7 @@ def own_step(n: int):
 
     @jax.jit
     def step(particles, state):
-        velocity = velocity_at(kernel.hold(particles), particles, scores_at(target, particles), weights)
+        velocity = kernel.hold(particles).velocity(particles, scores_at(target, particles), weights)
         updates, state = rule.update(-velocity, state, particles)
         return optax.apply_updates(particles, updates), state
 

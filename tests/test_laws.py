@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import steinmatch as sm
-from steinmatch.kernels import AbstractRadialKernel
-from steinmatch.measures import fused, stein
-from steinmatch.measures import velocity as velocities
+from steinmatch.kernels import AbstractRadialKernel, forms, fused, fused_waves, radial
+from steinmatch.measures import stein
 from tests.registry import KERNELS, PARTICLES, TARGET, D, N, held, numpy_kernel, numpy_velocity
 
 SCORES = -(PARTICLES - TARGET.mean) @ np.linalg.inv(TARGET.cov)
@@ -58,20 +57,19 @@ def test_public_velocity_is_the_double_loop(name, weights):
 def test_direct_form_is_the_double_loop(name):
     want = numpy_velocity(numpy_kernel(name), PARTICLES, SCORES, WEIGHTS)
     weights = jnp.asarray(WEIGHTS / WEIGHTS.sum())
-    got = velocities.velocity_direct(held(name), jnp.asarray(PARTICLES), jnp.asarray(SCORES), weights)
+    got = forms.direct_velocity(held(name), jnp.asarray(PARTICLES), jnp.asarray(SCORES), weights)
     assert relative(got, want) < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("form", "name"),
-    [(velocities.velocity_features, name) for name in FEATURES]
-    + [(form, name) for name in RADIAL for form in (velocities.velocity_matmul, velocities.velocity_blocked)],
-)
-def test_fast_forms_are_the_double_loop(form, name, monkeypatch):
-    monkeypatch.setattr("steinmatch._linalg.BLOCK_ENTRIES", 5 * N)  # several blocks, the last one padded
+@pytest.mark.parametrize("blocked", [False, True])
+@pytest.mark.parametrize("name", FEATURES + RADIAL)
+def test_fast_forms_are_the_double_loop(name, blocked, monkeypatch):
+    if blocked:
+        monkeypatch.setattr("steinmatch._linalg.BLOCK_ENTRIES", 5 * N)  # several blocks, the last one padded
+        monkeypatch.setattr(radial, "BLOCK_ENTRIES", 1)
     want = numpy_velocity(numpy_kernel(name), PARTICLES, SCORES, WEIGHTS)
     weights = jnp.asarray(WEIGHTS / WEIGHTS.sum())
-    got = form(held(name), jnp.asarray(PARTICLES), jnp.asarray(SCORES), weights)
+    got = held(name).velocity(jnp.asarray(PARTICLES), jnp.asarray(SCORES), weights)
     assert relative(got, want) < 1e-12
 
 
@@ -87,10 +85,10 @@ def test_velocity_does_not_lose_digits_far_from_the_origin(name):
 @every_kernel
 def test_stein_kernel_closed_form_is_autodiff(name):
     kernel, x, s = held(name), jnp.asarray(PARTICLES), jnp.asarray(SCORES)
-    autodiff = eqx.filter_jit(stein._autodiff_matrix)(kernel, x, s, x, s)
+    autodiff = eqx.filter_jit(forms.autodiff_stein_matrix)(kernel, x, s, x, s)
     # Matern 3/2 has no second derivative along the diagonal for autodiff to find.
     off = ~np.eye(N, dtype=bool) if name == "matern 3/2" else np.ones((N, N), bool)
-    closed = eqx.filter_jit(stein.stein_kernel_matrix)(kernel, x, s, x, s)
+    closed = eqx.filter_jit(lambda k: k.stein_matrix(x, s, x, s))(kernel)
     assert relative(np.asarray(closed)[off], np.asarray(autodiff)[off]) < 1e-11
     assert np.isfinite(closed).all()
 
@@ -99,7 +97,7 @@ def test_matern_stein_kernel_on_the_diagonal():
     """At x = y: kappa = |s|^2 k(0) - 2 d g'(0), and g'(0) = -nu / (2 (nu - 1) h^2) for the Matern kernel."""
     x, s = jnp.asarray(PARTICLES), jnp.asarray(SCORES)
     for nu in (1.5, 2.5, 3.5):
-        closed = stein.stein_kernel_matrix(sm.Matern(nu, bandwidth=0.7), x, s, x, s)
+        closed = sm.Matern(nu, bandwidth=0.7).stein_matrix(x, s, x, s)
         want = np.sum(SCORES**2, axis=1) + D * nu / ((nu - 1) * 0.7**2)
         assert relative(np.diagonal(closed), want) < 1e-12
 
@@ -144,7 +142,7 @@ def test_integer_weights_are_repetitions(name):
 @every_kernel
 def test_ksd_is_the_mean_of_the_stein_kernel(name):
     kernel, x, s = held(name), jnp.asarray(PARTICLES), jnp.asarray(SCORES)
-    matrix = np.asarray(stein.stein_kernel_matrix(kernel, x, s, x, s))
+    matrix = np.asarray(kernel.stein_matrix(x, s, x, s))
     assert sm.ksd_squared(TARGET, PARTICLES, kernel) == pytest.approx(matrix.mean(), rel=1e-11)
     assert sm.ksd(TARGET, PARTICLES, kernel) == pytest.approx(np.sqrt(matrix.mean()), rel=1e-11)
     distinct = (matrix.sum() - np.trace(matrix)) / (N * (N - 1))
@@ -169,9 +167,22 @@ def test_fused_velocity_is_the_blocked_one(n, monkeypatch):
     rng = np.random.default_rng(n)
     x, s, w = rng.normal(3.0, 2.0, size=(n, 5)), rng.normal(size=(n, 5)), rng.dirichlet(np.ones(n))
     kernel = sm.RBF(bandwidth=1.5).hold(jnp.asarray(x))
-    exact = velocities.velocity_blocked(kernel, jnp.asarray(x), jnp.asarray(s), jnp.asarray(w))
+    exact = kernel.velocity(jnp.asarray(x), jnp.asarray(s), jnp.asarray(w))
     for many, tolerance in ((fused.MANY, 1e-5), (0, 1e-3)):
         monkeypatch.setattr(fused, "MANY", many)
         fused.rbf_velocity.clear_cache()
         found = fused.rbf_velocity(*map(jnp.asarray, (x, s, w)), jnp.asarray(1.5), interpret=True)
         assert np.linalg.norm(np.asarray(found) - np.asarray(exact)) < tolerance * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 3), (50, 20), (2100, 150)])
+def test_fused_waves_are_the_features(n, m):
+    """Interpreted: tiles in both directions, their padding, split numbers, angles in turns."""
+    rng = np.random.default_rng(n)
+    x, s, w = rng.normal(30.0, 2.0, size=(n, 5)), rng.normal(size=(n, 5)), rng.dirichlet(np.ones(n))
+    kernel = sm.RandomFourier(m, 1.5).bind(jax.random.key(1), jnp.asarray(x)).hold(jnp.asarray(x))
+    exact = np.asarray(forms.feature_velocity(kernel, jnp.asarray(x), jnp.asarray(s), jnp.asarray(w)))
+    parts = map(jnp.asarray, (x, s, w, kernel.frequencies, kernel.phases, 1.5))
+    found = fused_waves.waves_velocity(*parts, interpret=True)
+    assert found.dtype == np.float32
+    assert np.linalg.norm(np.asarray(found) - exact) < 1e-5 * np.linalg.norm(exact)

@@ -41,12 +41,7 @@ from steinmatch.records.pages.report import write_report
 from steinmatch.records.posterior import Posterior
 from steinmatch.records.reporting import of_fit
 from steinmatch.records.storage import saved_groups, write
-from steinmatch.solvers import (
-    AbstractSolver,
-    Budget,
-    LevenbergMarquardt,
-    Problem,
-)
+from steinmatch.solvers import AbstractSolver, Budget, LevenbergMarquardt, Problem
 from steinmatch.solvers.checkpoint import Checkpoint, identity_of
 from steinmatch.starts import first_particles, more_particles, resampled, spread_of
 from steinmatch.targets import AbstractTarget, check_target
@@ -138,14 +133,9 @@ class Fit(Posterior):
         more = 0 if n >= _PARTICLES_A_FEATURE * m else int(np.ceil(_PARTICLES_A_FEATURE * m)) - n
         particles = np.concatenate([self.particles, matching.probes(more, seed=3)]) if more else self.particles
         refined = fit(
-            self.target,
-            kernel=kernel,
-            init=particles,
-            solver=LevenbergMarquardt(),
-            seed=self.seed,
-            max_seconds=max_seconds,
-            progress=progress,
-        )
+            self.target, kernel=kernel, init=particles, solver=LevenbergMarquardt(), seed=self.seed,
+            max_seconds=max_seconds, progress=progress,
+        )  # fmt: skip
         after = float(np.max(refined.matching_set.distance(f).relative))
         note = f"for the query, f was {before:.1e} sds from the matching set and is now {after:.1e}"
         return dataclasses.replace(refined, reason=f"{refined.reason}; {note}")
@@ -369,16 +359,18 @@ def _automatic(call: _Call, started: float) -> Fit:
     else:
         particles = solver.resume.z[:1]
     problem = Problem(target, Linear(), jnp.full(len(particles), 1.0 / len(particles)))
-    with one_thread(), progress_bar(call.progress, "automatic fit", None) as report:
-        found = solver.solve(problem, jnp.asarray(particles), budget, report)
-    walked: Walked | None = found.outcome
-    (reason, error), weights, particles = told(target, found, solver.tol), found.weights, np.asarray(found.particles)
-    if n is not None and len(particles) > n:
-        particles, weights, error = resampled(target, particles, weights, error, n, seed)
-        reason += f"; {n:,} of them were drawn by weight, which leaves an error of {error.largest:.2g}"
-    # Of a frame that is not affine: linear features of the particles' own spread.
-    own = walked is not None and found.frame is None
-    kernel = Whitened(Linear(), spread_of(particles, weights)) if own else found.kernel
+    with one_thread():
+        with progress_bar(call.progress, "automatic fit", None) as report:
+            found = solver.solve(problem, jnp.asarray(particles), budget, report)
+        walked: Walked | None = found.outcome
+        reason, error = told(target, found, solver.tol)
+        weights, particles = found.weights, np.asarray(found.particles)
+        if n is not None and len(particles) > n:
+            particles, weights, error = resampled(target, particles, weights, error, n, seed)
+            reason += f"; {n:,} of them were drawn by weight, which leaves an error of {error.largest:.2g}"
+        # Of a frame that is not affine: linear features of the particles' own spread.
+        own = walked is not None and found.frame is None
+        kernel = Whitened(Linear(), spread_of(particles, weights)) if own else found.kernel
     return Fit(
         target=target,
         kernel=plain(kernel),

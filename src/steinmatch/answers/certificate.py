@@ -18,11 +18,12 @@ from steinmatch._checks import as_particles, as_weights, positive_integer
 from steinmatch._linalg import covariance_root, normalised, singular_values
 from steinmatch._types import ArrayLike, float64
 from steinmatch.coordinates import AffineMap
-from steinmatch.kernels import IMQ, AbstractKernel, Scaled, Sum, Whitened
-from steinmatch.kernels.features import FeatureKernel, Linear, Polynomial, RandomFourier
+from steinmatch.kernels import IMQ, AbstractKernel
+from steinmatch.kernels.features import Polynomial, RandomFourier
+from steinmatch.kernels.forms import images_at, residual_at
 from steinmatch.measures.discrepancy import ksd
-from steinmatch.measures.stein import bound_at, compiled_features_at, images_at, residual_at
-from steinmatch.measures.velocity import scaled_residual_at, velocity_at
+from steinmatch.measures.stein import bound_at, compiled_features_at
+from steinmatch.measures.velocity import scaled_residual_at
 from steinmatch.targets import AbstractTarget, Gaussian, check_target, scores_at
 
 _PAIRS = 5000  # points of the discrepancy, at most
@@ -162,7 +163,7 @@ def _measure(
     """The held kernel, the scaled residual, the velocity."""
     held, scores = kernel.hold(points), scores_at(target, points)
     residual = scaled_residual_at(held, points, scores, weights, root)
-    return held, residual, velocity_at(held, points, scores, weights)
+    return held, residual, held.velocity(points, scores, weights)
 
 
 def _matched(target: AbstractTarget, kernel: AbstractKernel, n: int, rank: int | None, residual: float) -> str:
@@ -170,55 +171,18 @@ def _matched(target: AbstractTarget, kernel: AbstractKernel, n: int, rank: int |
     d = target.dim
     m = kernel.n_features(d)
     if m is not None and rank == m:
-        what = f"the Stein images of {m} {describe(kernel)} features"
-        degree = polynomial_degree(kernel)
+        what = f"the Stein images of {m} {kernel.describe()} features"
+        degree = kernel.polynomial_degree()
         if isinstance(target, Gaussian) and degree is not None:
             what = f"all polynomials of degree <= {degree + 1} of a Gaussian target"
             what += "" if m == Polynomial(degree).n_features(d) else f", and {m} features' Stein images in all"
     else:
         why = "" if m is None else f" (rank {rank} of {m} features: the rank condition is not met)"
-        what = f"the Stein images of the {n} kernel sections k(., x_i) of the {describe(kernel)} kernel{why}"
+        what = f"the Stein images of the {n} kernel sections k(., x_i) of the {kernel.describe()} kernel{why}"
     if residual <= EXACT:
         return f"{what}, to a scaled residual of {residual:.0e}"
     level = "approximately" if residual <= 1e-2 else "NOT matched:"
     return f"{level} {what}; the scaled residual is {residual:.1e}"
-
-
-def describe(kernel: AbstractKernel) -> str:
-    """A kernel in words, e.g. linear+random Fourier."""
-    match kernel:
-        case Sum():
-            return "+".join(describe(term) for term in kernel.terms)
-        case Scaled():
-            return describe(kernel.kernel)
-        case Whitened():
-            return f"whitened {describe(kernel.kernel)}"
-        case Linear():
-            return "linear"
-        case Polynomial():
-            return f"polynomial (degree {kernel.degree})"
-        case RandomFourier():
-            return "random Fourier"
-        case FeatureKernel():
-            return "user's"
-        case _:
-            return type(kernel).__name__
-
-
-def polynomial_degree(kernel: AbstractKernel) -> int | None:
-    """The degree up to which the features hold all polynomials; None where they do not even hold the linear ones."""
-    match kernel:
-        case Sum():
-            degrees = [degree for term in kernel.terms if (degree := polynomial_degree(term)) is not None]
-            return max(degrees, default=None)
-        case Scaled() | Whitened():
-            return polynomial_degree(kernel.kernel)
-        case Linear():
-            return 1
-        case Polynomial():
-            return kernel.degree
-        case _:
-            return None
 
 
 @float64

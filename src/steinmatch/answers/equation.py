@@ -24,12 +24,11 @@ from steinmatch._checks import as_particles
 from steinmatch._types import ArrayLike, Vector, float64, plain
 from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import AbstractKernel, Scaled, Sum, Whitened
+from steinmatch.kernels.forms import images_at
 from steinmatch.measures.stein import (
     bound_at,
     compiled_images_at,
     compiled_scores_at,
-    images_at,
-    stein_kernel_matrix,
     values_at,
 )
 from steinmatch.targets import AbstractTarget
@@ -176,27 +175,20 @@ def _check_finite(values: np.ndarray, name: str) -> None:
 
 
 def _parts(
-    kernel: AbstractKernel, dim: int, frame: AffineMap | None = None, factor: Any = 1.0
+    kernel: AbstractKernel, dim: int
 ) -> tuple[list[tuple[AbstractKernel, AffineMap]], list[tuple[AbstractKernel, AffineMap]]]:
     """(feature terms, full-rank terms) of a held kernel, each with the affine map of the coordinates it is written in.
 
     A whitened term is taken in its own coordinates z, with vector fields in z as well: the same span for features, and
     for full-rank kernels the form that does not depend on the scale of x.
     """
-    frame = AffineMap(jnp.zeros(dim), jnp.eye(dim)) if frame is None else frame
-    match kernel:
-        case Sum():
-            found = [_parts(term, dim, frame, factor) for term in kernel.terms]
-            return [p for maps, _ in found for p in maps], [p for _, kernels in found for p in kernels]
-        case Scaled():
-            return _parts(kernel.kernel, dim, frame, factor * kernel.factor)
-        case Whitened() if isinstance(inner := kernel._frame(), AffineMap):
-            joined = AffineMap(frame.shift + frame.root @ inner.shift, frame.root @ inner.root)
-            return _parts(kernel.kernel, dim, joined, factor)
-        case _ if kernel.n_features(dim) is not None:
-            return [(kernel, frame)], []
-        case _:
-            return [], [(Scaled(kernel, jnp.asarray(factor, jnp.float64)), frame)]
+    features, full_rank = [], []
+    for part in kernel.parts(AffineMap(jnp.zeros(dim), jnp.eye(dim))):
+        if part.kernel.n_features(dim) is not None:
+            features.append((part.kernel, part.frame))
+        else:
+            full_rank.append((Scaled(part.kernel, jnp.asarray(part.factor, jnp.float64)), part.frame))
+    return features, full_rank
 
 
 @eqx.filter_jit
@@ -207,7 +199,7 @@ def _scaled_images(kernel: AbstractKernel, frame: AffineMap, points: Array, scor
 @eqx.filter_jit
 def _stein_matrix(kernel: AbstractKernel, frame: AffineMap, points: Array, scores: Any) -> Array:
     z, s = frame.whiten(points), scores @ frame.root
-    return stein_kernel_matrix(kernel, z, s, z, s)
+    return kernel.stein_matrix(z, s, z, s)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,6 @@ from steinmatch.measures.stein import (
     compiled_features_at,
     compiled_images_at,
     compiled_scores_at,
-    stein_kernel_matrix,
     values_at,
 )
 from steinmatch.targets import AbstractTarget, scores_at
@@ -196,4 +195,4 @@ class MatchingSet:
 @eqx.filter_jit
 def _stein_matrix(target: AbstractTarget, kernel: AbstractKernel, points: Array) -> Array:
     scores = scores_at(target, points)
-    return stein_kernel_matrix(kernel, points, scores, points, scores)
+    return kernel.stein_matrix(points, scores, points, scores)

@@ -23,8 +23,8 @@ from steinmatch.adaptive.verdict import Error, Verdict, judge
 from steinmatch.coordinates import AffineMap, PulledBack
 from steinmatch.coordinates.plainly import placed, unplaced
 from steinmatch.kernels import AbstractKernel
+from steinmatch.kernels.forms import features_at
 from steinmatch.measures.images import FAMILIES, Values, all_images, values_at
-from steinmatch.measures.stein import features_at
 from steinmatch.measures.weights import Layout, nearest_weights
 from steinmatch.records.foreign import ForeignDraws, read_foreign
 from steinmatch.records.inferencedata import as_inference_data, groups_of

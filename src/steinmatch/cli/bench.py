@@ -21,7 +21,6 @@ from steinmatch.answers.sharpening import sharpen
 from steinmatch.fitting import fit
 from steinmatch.frontends.numpyro import from_numpyro
 from steinmatch.kernels import RBF
-from steinmatch.measures.velocity import velocity_at
 from steinmatch.records.pages.report import escaped, paragraphs, rows_of, style_sheet
 from steinmatch.targets import AbstractTarget, Gaussian, constrained_values, scores_at
 
@@ -161,7 +160,7 @@ def _own_step(n: int) -> Callable[[], Any]:
 
     @jax.jit
     def step(particles: Any, state: Any) -> Any:
-        velocity = velocity_at(kernel.hold(particles), particles, scores_at(target, particles), weights)
+        velocity = kernel.hold(particles).velocity(particles, scores_at(target, particles), weights)
         updates, state = rule.update(-velocity, state, particles)
         return optax.apply_updates(particles, updates), state
 

@@ -11,7 +11,7 @@ Only a held kernel is a function k(x, y).
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -23,6 +23,14 @@ from steinmatch._checks import check_kind, positive_number
 from steinmatch._linalg import normalised
 from steinmatch._types import Scalar, Vector
 from steinmatch.coordinates import AbstractFrame, AffineMap, whiten_all
+from steinmatch.kernels.forms import (
+    autodiff_stein_matrix,
+    blocked_pair_sum,
+    direct_velocity,
+    feature_pair_sum,
+    feature_stein_matrix,
+    feature_velocity,
+)
 
 
 def check_output(
@@ -50,11 +58,20 @@ def check_output(
     return length
 
 
+class Part(NamedTuple):
+    """A term of a kernel: factor k(z_x, z_y), with z the coordinates of an affine map."""
+
+    kernel: "AbstractKernel"
+    frame: AffineMap
+    factor: Any
+
+
 class AbstractKernel(eqx.Module):
     """A positive definite kernel k(x, y) of two points of shape (d,).
 
-    A new kernel needs `__call__` alone: its derivatives are taken by JAX. A feature kernel needs `phi` alone (see
-    `AbstractFeatureKernel`). What a class overrides beyond that is a closed form, tested against autodiff.
+    A new kernel needs `__call__` alone: all else is derived from it by JAX. A feature kernel needs `phi` and
+    `n_features` (see `AbstractFeatureKernel`). What a class overrides beyond that is a closed form, tested against
+    autodiff.
     """
 
     @abc.abstractmethod
@@ -91,8 +108,55 @@ class AbstractKernel(eqx.Module):
         def mean_features(shift: Vector) -> Float[Array, " m"]:
             return weights @ jax.vmap(lambda x: self.phi(x + shift))(particles)
 
-        d = particles.shape[1]
-        return jax.lax.map(lambda e: jax.jvp(mean_features, (jnp.zeros(d),), (e,))[1], jnp.eye(d)).T
+        d, kind = particles.shape[1], particles.dtype
+        return jax.lax.map(lambda e: jax.jvp(mean_features, (jnp.zeros(d, kind),), (e,))[1], jnp.eye(d, dtype=kind)).T
+
+    # -- what a held kernel answers about particles; the weights sum to one --------------------------------------------
+
+    def velocity(
+        self, particles: Float[Array, "n d"], scores: Float[Array, "n d"], weights: Float[Array, " n"]
+    ) -> Float[Array, "n d"]:
+        """v(x_i) = sum_j w_j P_{x_j} k(x_j, x_i), in the fastest form that is exact."""
+        form = direct_velocity if self.n_features(particles.shape[1]) is None else feature_velocity
+        return form(self, particles, scores, weights)
+
+    def stein_matrix(
+        self, x: Float[Array, "n d"], scores_x: Array, y: Float[Array, "k d"], scores_y: Array
+    ) -> Float[Array, "n k"]:
+        """[kappa_p(x_i, y_j)]."""
+        form = autodiff_stein_matrix if self.n_features(x.shape[1]) is None else feature_stein_matrix
+        return form(self, x, scores_x, y, scores_y)
+
+    def pair_sum(
+        self, particles: Float[Array, "n d"], scores: Float[Array, "n d"], weights: Float[Array, " n"]
+    ) -> Float[Array, ""]:
+        """sum_ij w_i w_j kappa_p(x_i, x_j): from the residual for features, by blocks of rows otherwise."""
+        n, d = particles.shape
+        if self.n_features(d) is not None:
+            return feature_pair_sum(self, particles, scores, weights)
+        return blocked_pair_sum(self, particles, scores, weights, n * d * d)
+
+    # -- what it says of itself ----------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """The kernel in words, such as linear+random Fourier."""
+        return type(self).__name__
+
+    def polynomial_degree(self) -> int | None:
+        """The degree up to which the features hold all polynomials; None where they do not hold the linear ones."""
+        return None
+
+    def linear_rows(self, dim: int) -> int | None:
+        """The place among the features of x_1, followed by those of x_2 ... x_d; None without linear features."""
+        return None
+
+    def length_scale(self) -> Scalar:
+        """The (first) bandwidth of a held kernel, nan for a kernel without one."""
+        return getattr(getattr(self, "bandwidth", None), "bandwidth", float("nan"))
+
+    def parts(self, frame: AffineMap, factor: Any = 1.0) -> list[Part]:
+        """The terms of a held kernel that are no sums, scalings or whitenings, of points in the coordinates `frame`."""
+        return [Part(self, frame, factor)]
 
     def __add__(self, other: "AbstractKernel") -> "Sum":
         if not isinstance(other, AbstractKernel):
@@ -146,6 +210,47 @@ class Sum(AbstractKernel):
     def mean_gradient(self, particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> Float[Array, "m d"]:
         return jnp.concatenate([term.mean_gradient(particles, weights) for term in self.terms])
 
+    def velocity(
+        self, particles: Float[Array, "n d"], scores: Float[Array, "n d"], weights: Float[Array, " n"]
+    ) -> Float[Array, "n d"]:
+        return _total([term.velocity(particles, scores, weights) for term in self.terms])
+
+    def stein_matrix(
+        self, x: Float[Array, "n d"], scores_x: Array, y: Float[Array, "k d"], scores_y: Array
+    ) -> Float[Array, "n k"]:
+        return _total([term.stein_matrix(x, scores_x, y, scores_y) for term in self.terms])
+
+    def pair_sum(
+        self, particles: Float[Array, "n d"], scores: Float[Array, "n d"], weights: Float[Array, " n"]
+    ) -> Float[Array, ""]:
+        return _total([term.pair_sum(particles, scores, weights) for term in self.terms])
+
+    def describe(self) -> str:
+        return "+".join(term.describe() for term in self.terms)
+
+    def polynomial_degree(self) -> int | None:
+        degrees = [degree for term in self.terms if (degree := term.polynomial_degree()) is not None]
+        return max(degrees, default=None)
+
+    def linear_rows(self, dim: int) -> int | None:
+        before = 0
+        for term in self.terms:
+            if (row := term.linear_rows(dim)) is not None:
+                return before + row
+            before += term.n_features(dim) or 0
+        return None
+
+    def length_scale(self) -> Scalar:
+        found = [term.length_scale() for term in self.terms]
+        return next((h for h in found if not (isinstance(h, float) and np.isnan(h))), float("nan"))
+
+    def parts(self, frame: AffineMap, factor: Any = 1.0) -> list[Part]:
+        return [part for term in self.terms for part in term.parts(frame, factor)]
+
+
+def _total(parts: list[Array]) -> Array:
+    return jnp.sum(jnp.stack(parts), axis=0)
+
 
 class Scaled(AbstractKernel):
     """a k(x, y) for a factor a > 0: the same features, with weights a c_l."""
@@ -177,13 +282,42 @@ class Scaled(AbstractKernel):
     def mean_gradient(self, particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> Float[Array, "m d"]:
         return self.kernel.mean_gradient(particles, weights)
 
+    def velocity(
+        self, particles: Float[Array, "n d"], scores: Float[Array, "n d"], weights: Float[Array, " n"]
+    ) -> Float[Array, "n d"]:
+        return self.factor * self.kernel.velocity(particles, scores, weights)
+
+    def stein_matrix(
+        self, x: Float[Array, "n d"], scores_x: Array, y: Float[Array, "k d"], scores_y: Array
+    ) -> Float[Array, "n k"]:
+        return self.factor * self.kernel.stein_matrix(x, scores_x, y, scores_y)
+
+    def pair_sum(
+        self, particles: Float[Array, "n d"], scores: Float[Array, "n d"], weights: Float[Array, " n"]
+    ) -> Float[Array, ""]:
+        return self.factor * self.kernel.pair_sum(particles, scores, weights)
+
+    def describe(self) -> str:
+        return self.kernel.describe()
+
+    def polynomial_degree(self) -> int | None:
+        return self.kernel.polynomial_degree()
+
+    def linear_rows(self, dim: int) -> int | None:
+        return self.kernel.linear_rows(dim)
+
+    def length_scale(self) -> Scalar:
+        return self.kernel.length_scale()
+
+    def parts(self, frame: AffineMap, factor: Any = 1.0) -> list[Part]:
+        return self.kernel.parts(frame, factor * self.factor)
+
 
 class Whitened(AbstractKernel):
     """k(z_x, z_y) with z = L^{-1} (x - mu): a kernel pulled back through a frame, a different kernel than k(x, y).
 
     mu and L are those of the affine phase or, without one, the mean and a Cholesky root of the covariance of the
-    particles at binding; or z = T^{-1}(x) of the `frame`
-    that is given, which need not be affine.
+    particles at binding; or z = T^{-1}(x) of the `frame` that is given, which need not be affine.
     """
 
     kernel: AbstractKernel
@@ -234,3 +368,29 @@ class Whitened(AbstractKernel):
             return AbstractKernel.mean_gradient(self, particles, weights)
         gradient = self.kernel.mean_gradient(frame.whiten(particles), weights)
         return jax.scipy.linalg.solve_triangular(frame.root, gradient.T, lower=True, trans="T").T
+
+    def velocity(
+        self, particles: Float[Array, "n d"], scores: Float[Array, "n d"], weights: Float[Array, " n"]
+    ) -> Float[Array, "n d"]:
+        frame = self._frame()
+        if self.n_features(particles.shape[1]) is not None or not isinstance(frame, AffineMap):
+            return AbstractKernel.velocity(self, particles, scores, weights)
+        # In z = L^{-1} (x - mu) the score is L^T s, and gradients in x are L^{-T} times those in z.
+        inner = self.kernel.velocity(frame.whiten(particles), scores @ frame.root, weights)
+        return jax.scipy.linalg.solve_triangular(frame.root, inner.T, lower=True, trans="T").T
+
+    def describe(self) -> str:
+        return f"whitened {self.kernel.describe()}"
+
+    def polynomial_degree(self) -> int | None:
+        return self.kernel.polynomial_degree()
+
+    def length_scale(self) -> Scalar:
+        return self.kernel.length_scale()
+
+    def parts(self, frame: AffineMap, factor: Any = 1.0) -> list[Part]:
+        inner = self._frame()
+        if not isinstance(inner, AffineMap):
+            return [Part(self, frame, factor)]
+        joined = AffineMap(frame.shift + frame.root @ inner.shift, frame.root @ inner.root)
+        return self.kernel.parts(joined, factor)

@@ -1,5 +1,6 @@
 """Kernels programmed from feature maps, written for one point: k(x, y) = sum_l c_l phi_l(x) phi_l(y)."""
 
+import abc
 import functools
 import itertools
 import math
@@ -16,17 +17,25 @@ from steinmatch._types import Scalar, Vector
 from steinmatch.kernels.bandwidths import AbstractBandwidth, Fixed, Median, as_bandwidth
 from steinmatch.kernels.base import AbstractKernel, Scaled, Sum, check_output
 
+_WIDEST = 128  # dimensions that the fused kernel's tiles hold
+
 
 class AbstractFeatureKernel(AbstractKernel):
     """A kernel of finitely many features: a subclass needs `phi` and `n_features`."""
+
+    @abc.abstractmethod
+    def n_features(self, dim: int) -> int:
+        """m, for points of so many dimensions."""
+
+    @abc.abstractmethod
+    def phi(self, x: Vector) -> Float[Array, " m"]:
+        """The features of one point."""
 
     def __call__(self, x: Vector, y: Vector) -> Scalar:
         return jnp.sum(self.feature_weights(x.shape[0]) * self.phi(x) * self.phi(y))
 
     def feature_weights(self, dim: int) -> Float[Array, " m"]:
-        m = self.n_features(dim)
-        assert m is not None
-        return jnp.ones(m)
+        return jnp.ones(self.n_features(dim))
 
 
 class Linear(AbstractFeatureKernel):
@@ -39,8 +48,17 @@ class Linear(AbstractFeatureKernel):
         return jnp.concatenate([jnp.ones(1, x.dtype), x])
 
     def mean_gradient(self, particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> Float[Array, "m d"]:
-        d = particles.shape[1]
-        return jnp.sum(weights) * jnp.concatenate([jnp.zeros((1, d)), jnp.eye(d)])
+        d, kind = particles.shape[1], weights.dtype
+        return jnp.sum(weights) * jnp.concatenate([jnp.zeros((1, d), kind), jnp.eye(d, dtype=kind)])
+
+    def describe(self) -> str:
+        return "linear"
+
+    def polynomial_degree(self) -> int:
+        return 1
+
+    def linear_rows(self, dim: int) -> int:
+        return 1
 
 
 class Polynomial(AbstractFeatureKernel):
@@ -66,6 +84,12 @@ class Polynomial(AbstractFeatureKernel):
     def phi(self, x: Vector) -> Float[Array, " m"]:
         degrees, variables = _monomials(x.shape[0], self.degree)
         return jnp.prod(_hermite(x, self.degree)[degrees, variables], axis=1)
+
+    def describe(self) -> str:
+        return f"polynomial (degree {self.degree})"
+
+    def polynomial_degree(self) -> int:
+        return self.degree
 
 
 def _hermite(x: Vector, degree: int) -> Float[Array, "k d"]:
@@ -142,11 +166,26 @@ class RandomFourier(AbstractFeatureKernel):
 
     def phi(self, x: Vector) -> Float[Array, " m"]:
         waves, phases = self._waves()
-        return np.sqrt(2.0) * jnp.cos(waves @ x + phases)
+        return math.sqrt(2.0) * jnp.cos(waves @ x + phases)
 
     def mean_gradient(self, particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> Float[Array, "m d"]:
         waves, phases = self._waves()
-        return -np.sqrt(2.0) * (weights @ jnp.sin(particles @ waves.T + phases[None, :]))[:, None] * waves
+        return -math.sqrt(2.0) * (weights @ jnp.sin(particles @ waves.T + phases[None, :]))[:, None] * waves
+
+    def velocity(
+        self, particles: Float[Array, "n d"], scores: Float[Array, "n d"], weights: Float[Array, " n"]
+    ) -> Float[Array, "n d"]:
+        """On a GPU, in single precision, in fused kernels."""
+        if particles.dtype == jnp.float32 and particles.shape[1] <= _WIDEST and jax.default_backend() == "gpu":
+            from steinmatch.kernels.fused_waves import waves_velocity  # imported when used: Pallas takes a while
+
+            (_, phases), h = self._waves(), self.bandwidth.bandwidth  # type: ignore[attr-defined]
+            assert self.frequencies is not None
+            return waves_velocity(particles, scores, weights, self.frequencies, phases, h)
+        return AbstractFeatureKernel.velocity(self, particles, scores, weights)
+
+    def describe(self) -> str:
+        return "random Fourier"
 
 
 class LinearRandom(AbstractKernel):
@@ -187,3 +226,6 @@ class FeatureKernel(AbstractFeatureKernel):
 
     def phi(self, x: Vector) -> Float[Array, " m"]:
         return self.function(x)
+
+    def describe(self) -> str:
+        return "user's"

@@ -12,10 +12,10 @@ from jaxtyping import Array, Float
 from steinmatch._checks import as_particles, as_weights, positive_number
 from steinmatch._linalg import map_row_blocks, normalised, rows_per_block, squared_distances
 from steinmatch._types import ArrayLike, Scalar, float64
-from steinmatch.kernels import IMQ, RBF, AbstractKernel, AbstractRadialKernel, Scaled, Sum
+from steinmatch.kernels import IMQ, RBF, AbstractKernel
 from steinmatch.kernels.bandwidths import AbstractBandwidth
 from steinmatch.kernels.features import RandomFourier
-from steinmatch.measures.stein import bound_at, residual_at, stein_kernel_matrix
+from steinmatch.measures.stein import bound_at
 from steinmatch.targets import AbstractAnalyticTarget, AbstractTarget, scores_at
 
 
@@ -91,39 +91,14 @@ def _ksd_squared(
 ) -> Float[Array, ""]:
     weights = normalised(weights, particles.shape[0])
     kernel, scores = kernel.hold(particles), scores_at(target, particles)
-    total = _pair_sum(kernel, particles, scores, weights)
+    total = kernel.pair_sum(particles, scores, weights)
     if not distinct:
         return total
     diagonal = jax.lax.map(
-        lambda pair: stein_kernel_matrix(kernel, *(p[None, :] for p in (*pair, *pair)))[0, 0],
+        lambda pair: kernel.stein_matrix(*(p[None, :] for p in (*pair, *pair)))[0, 0],
         (particles, scores),
     )
     return (total - weights**2 @ diagonal) / (1.0 - jnp.sum(weights**2))
-
-
-def _pair_sum(
-    kernel: AbstractKernel,
-    particles: Float[Array, "n d"],
-    scores: Float[Array, "n d"],
-    weights: Float[Array, " n"],
-) -> Float[Array, ""]:
-    """sum_ij w_i w_j kappa_ij: from the residual for features, by row blocks otherwise."""
-    n, d = particles.shape
-    if kernel.n_features(d) is not None:
-        residual = residual_at(kernel, particles, scores, weights)
-        return jnp.sum(kernel.feature_weights(d) * jnp.sum(residual**2, axis=1))
-    match kernel:
-        case Sum():
-            parts = [_pair_sum(term, particles, scores, weights) for term in kernel.terms]
-            return jnp.sum(jnp.stack(parts))
-        case Scaled():
-            return kernel.factor * _pair_sum(kernel.kernel, particles, scores, weights)
-    entries = n if isinstance(kernel, AbstractRadialKernel) else n * d * d
-
-    def rows(x: Array, s: Array) -> Array:
-        return stein_kernel_matrix(kernel, x, s, particles, scores) @ weights
-
-    return weights @ map_row_blocks(rows, particles, scores, rows=rows_per_block(entries))
 
 
 @float64

@@ -1,10 +1,9 @@
-"""The Stein operator P f = s f + grad f, the Stein residual of a feature map, and the Stein kernel.
+"""The Stein operator P f = s f + grad f, and the Stein residual of a feature map.
 
-Stein's identity E_p[P f] = 0 is all that the library uses of a target. Batching over points happens here and in `svgd`.
+Stein's identity E_p[P f] = 0 is all that the library uses of a target.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -14,9 +13,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from steinmatch._checks import as_particles, as_weights, check_kind, whole_seed
-from steinmatch._linalg import normalised, squared_distances
-from steinmatch._types import ArrayLike, Scalar, Vector, float64, plain
-from steinmatch.kernels import AbstractKernel, AbstractRadialKernel, Scaled, Sum, Whitened
+from steinmatch._linalg import normalised
+from steinmatch._types import ArrayLike, Vector, float64, plain
+from steinmatch.kernels import AbstractKernel
+from steinmatch.kernels.forms import features_at, images_at, residual_at
 from steinmatch.targets import AbstractTarget, check_target, scores_at
 
 
@@ -78,11 +78,6 @@ def _in_words(points: Any) -> str:
     return f"a point of shape ({', '.join(map(str, np.shape(points)[1:]))},)"
 
 
-def features_at(kernel: AbstractKernel, particles: Float[Array, "n d"]) -> Float[Array, "n m"]:
-    """Phi = [phi_l(x_i)], one row a particle."""
-    return jax.vmap(kernel.phi)(particles)
-
-
 compiled_features_at = eqx.filter_jit(features_at)
 compiled_scores_at = eqx.filter_jit(scores_at)
 
@@ -93,17 +88,6 @@ def compiled_images_at(
 ) -> Float[Array, "n m d"]:
     """(P phi_l)(x_i), scores included."""
     return images_at(kernel, points, scores_at(target, points))
-
-
-def residual_at(
-    kernel: AbstractKernel,
-    particles: Float[Array, "n d"],
-    scores: Float[Array, "n d"],
-    weights: Float[Array, " n"],
-) -> Float[Array, "m d"]:
-    """G_l = sum_i w_i (P phi_l)(x_i) = (Phi^T W S + sum_i w_i grad phi(x_i)), in O(n m d) time."""
-    features = features_at(kernel, particles)
-    return features.T @ (weights[:, None] * scores) + kernel.mean_gradient(particles, weights)
 
 
 @float64
@@ -131,78 +115,3 @@ def _residual(
 ) -> Float[Array, "m d"]:
     scores = scores_at(target, particles)
     return residual_at(kernel.hold(particles), particles, scores, normalised(weights, particles.shape[0]))
-
-
-def stein_kernel(kernel: AbstractKernel, x: Vector, score_x: Vector, y: Vector, score_y: Vector) -> Float[Array, ""]:
-    """kappa_p(x, y) = s_x.s_y k + s_x.grad_y k + s_y.grad_x k + tr grad_x grad_y k, by autodiff of any kernel."""
-    value = kernel(x, y)
-    grad_x, grad_y = jax.grad(kernel, argnums=(0, 1))(x, y)
-    mixed = jax.jacfwd(jax.grad(kernel, argnums=0), argnums=1)(x, y)
-    return score_x @ score_y * value + score_x @ grad_y + score_y @ grad_x + jnp.trace(mixed)
-
-
-def stein_kernel_matrix(
-    kernel: AbstractKernel,
-    x: Float[Array, "n d"],
-    scores_x: Float[Array, "n d"],
-    y: Float[Array, "k d"],
-    scores_y: Float[Array, "k d"],
-) -> Float[Array, "n k"]:
-    """[kappa_p(x_i, y_j)] for a held kernel: closed forms for radial kernels and features, autodiff otherwise."""
-    match kernel:
-        case Sum():
-            return sum(  # type: ignore[return-value]
-                (stein_kernel_matrix(term, x, scores_x, y, scores_y) for term in kernel.terms),
-                start=jnp.zeros((x.shape[0], y.shape[0])),
-            )
-        case Scaled():
-            return kernel.factor * stein_kernel_matrix(kernel.kernel, x, scores_x, y, scores_y)
-        case Whitened():
-            # In coordinates z the score is L^T s; kappa is a function of the whitened pair up to L^{-1} L^{-T}, which
-            # is not the identity, so autodiff takes it as it stands.
-            return _autodiff_matrix(kernel, x, scores_x, y, scores_y)
-        case AbstractRadialKernel():
-            return _radial_matrix(kernel, x, scores_x, y, scores_y)
-        case _ if kernel.n_features(x.shape[1]) is not None:
-            images_x, images_y = (images_at(kernel, points, s) for points, s in ((x, scores_x), (y, scores_y)))
-            weighted = images_x * kernel.feature_weights(x.shape[1])[None, :, None]
-            return jnp.einsum("nmd,kmd->nk", weighted, images_y)
-        case _:
-            return _autodiff_matrix(kernel, x, scores_x, y, scores_y)
-
-
-def images_at(
-    kernel: AbstractKernel, points: Float[Array, "n d"], scores: Float[Array, "n d"]
-) -> Float[Array, "n m d"]:
-    """(P phi_l)(x_i) for all particles and features."""
-    return jax.vmap(lambda x, s: kernel.phi(x)[:, None] * s[None, :] + jax.jacfwd(kernel.phi)(x))(points, scores)
-
-
-def _autodiff_matrix(kernel: AbstractKernel, x: Array, scores_x: Array, y: Array, scores_y: Array) -> Array:
-    row = jax.vmap(partial(stein_kernel, kernel), in_axes=(None, None, 0, 0))
-    return jax.vmap(row, in_axes=(0, 0, None, None))(x, scores_x, y, scores_y)
-
-
-def _radial_matrix(
-    kernel: AbstractRadialKernel, x: Array, scores_x: Array, y: Array, scores_y: Array
-) -> Float[Array, "n k"]:
-    """With k = g(r), r = |x - y|^2: s_x.s_y g + 2 g' (s_y - s_x).(x - y) - 2 d g' - 4 r g''."""
-    centre = jnp.mean(y, axis=0)[None, :]
-    x, y = x - centre, y - centre
-    g, first, second = kernel.profiles(squared_distances(x, y))
-    drift = x @ scores_y.T + scores_x @ y.T
-    drift = drift - jnp.sum(x * scores_x, axis=1)[:, None] - jnp.sum(y * scores_y, axis=1)[None, :]
-    return (scores_x @ scores_y.T) * g + 2.0 * first * (drift - x.shape[1]) - 4.0 * second
-
-
-def held_bandwidth(kernel: AbstractKernel) -> Scalar:
-    """The first bandwidth of a held kernel, nan for a kernel without one."""
-    match kernel:
-        case Sum():
-            found = [held_bandwidth(term) for term in kernel.terms]
-            return next((h for h in found if not (isinstance(h, float) and np.isnan(h))), float("nan"))
-        case Scaled() | Whitened():
-            return held_bandwidth(kernel.kernel)
-        case _:
-            rule = getattr(kernel, "bandwidth", None)
-            return getattr(rule, "bandwidth", float("nan"))

@@ -19,7 +19,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from steinmatch._checks import positive_integer, positive_number
 from steinmatch._faults import BudgetSpent, cause_of, until
-from steinmatch.measures.velocity import velocity_at
 from steinmatch.solvers.base import AbstractSolver, Budget, Iterate, Problem, Solution
 from steinmatch.solvers.chain import Chain
 from steinmatch.solvers.descent import Descent
@@ -203,7 +202,7 @@ def _anneal(
         def descend(carry: tuple, _: None) -> tuple[tuple, None]:
             particles, rule_state = carry
             kernel = problem.kernel.hold(particles)
-            velocity = velocity_at(kernel, particles, scores_at(target, particles), problem.weights)
+            velocity = kernel.velocity(particles, scores_at(target, particles), problem.weights)
             updates, rule_state = solver.rule.update(-velocity, rule_state, particles)
             return (optax.apply_updates(particles, updates), rule_state), None
 

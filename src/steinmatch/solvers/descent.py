@@ -11,8 +11,7 @@ import optax
 from jaxtyping import Array, Float
 
 from steinmatch._checks import positive_integer, positive_number
-from steinmatch.measures.stein import held_bandwidth
-from steinmatch.measures.velocity import scaled_residual_at, velocity_at
+from steinmatch.measures.velocity import scaled_residual_at
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
 from steinmatch.targets import scores_at
 
@@ -118,7 +117,7 @@ def _held(problem: Problem, particles: Array):
 def _measure(problem: Problem, particles: Array) -> tuple[Array, Array]:
     """The velocity, and the row (velocity, residual, bandwidth, spread) of the history."""
     kernel, scores = problem.kernel.hold(particles), scores_at(problem.target, particles)
-    velocity = velocity_at(kernel, particles, scores, problem.weights)
+    velocity = kernel.velocity(particles, scores, problem.weights)
     root = None if problem.frame is None else problem.frame.root
     residual = scaled_residual_at(kernel, particles, scores, problem.weights, root)
     mean = problem.weights @ particles
@@ -126,7 +125,7 @@ def _measure(problem: Problem, particles: Array) -> tuple[Array, Array]:
     row = [
         jnp.sqrt(jnp.mean(velocity**2)),
         jnp.max(jnp.abs(residual)),
-        jnp.asarray(held_bandwidth(kernel), jnp.float64),
+        jnp.asarray(kernel.length_scale(), jnp.float64),
         jnp.sqrt(jnp.mean(variance)),
     ]
     return velocity, jnp.stack(row)

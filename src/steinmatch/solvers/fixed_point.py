@@ -20,10 +20,9 @@ from jaxtyping import Array, Float
 from steinmatch._linalg import map_row_blocks, rows_per_block
 from steinmatch._types import Vector
 from steinmatch.coordinates import AffineMap
-from steinmatch.kernels import AbstractKernel, Scaled, Sum
-from steinmatch.kernels.features import Linear
-from steinmatch.measures.stein import features_at, residual_at
-from steinmatch.measures.velocity import scaled_residual_at, velocity_at
+from steinmatch.kernels import AbstractKernel
+from steinmatch.kernels.forms import features_at, residual_at
+from steinmatch.measures.velocity import scaled_residual_at
 from steinmatch.targets import AbstractTarget, scores_at
 
 # Step of the central differences: the cube root of the rounding error, for a relative accuracy of about 1e-10.
@@ -41,7 +40,7 @@ class Equations(eqx.Module):
     def __call__(self, z: Float[Array, "n d"], scores: Float[Array, "n d"]) -> Float[Array, "rows d"]:
         particles = self.frame.colour(z)
         if self.scale is None:
-            return velocity_at(self.kernel, particles, scores, self.weights) @ self.frame.root
+            return self.kernel.velocity(particles, scores, self.weights) @ self.frame.root
         return residual_at(self.kernel, particles, scores, self.weights) @ self.frame.root / self.scale[:, None]
 
     def one_particle(self, z: Vector, score: Vector) -> Float[Array, "m d"]:
@@ -124,7 +123,7 @@ def balanced(equations: Equations, transpose: Callable[[Array], Array], d: int) 
     Gaussianity sets. T is the identity but for the antisymmetric part of that block, multiplied by 1 / eps, with eps
     measured from two random probes of J^T. It is meant for the paper's RBM, which is nearly Gaussian.
     """
-    first = linear_rows(equations.kernel, d)
+    first = equations.kernel.linear_rows(d)
     if first is None or equations.scale is None:
         return lambda value: value
     rows = slice(first, first + d)
@@ -146,17 +145,6 @@ def balanced(equations: Equations, transpose: Callable[[Array], Array], d: int) 
     # A target that is Gaussian to rounding has no such equations: nothing to strengthen.
     strength = jnp.where(eps > 1e-8, 1.0 / jnp.clip(eps, 1e-3, 1.0), 1.0)
     return lambda value: change(value, strength)
-
-
-def linear_rows(kernel: AbstractKernel, d: int) -> int | None:
-    """The first row of G that belongs to the features x_1 ... x_d; None for a kernel without linear features."""
-    first = 0
-    for term in kernel.terms if isinstance(kernel, Sum) else (kernel,):
-        inner = term.kernel if isinstance(term, Scaled) else term
-        if isinstance(inner, Linear):
-            return first + 1
-        first += term.n_features(d) or 0
-    return None
 
 
 def dense_jacobian(

@@ -36,7 +36,6 @@ from jaxtyping import Array, Float
 from steinmatch._checks import positive_integer, positive_number
 from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import AbstractKernel
-from steinmatch.measures.stein import held_bandwidth
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem, coloured, whitened, whitening
 from steinmatch.solvers.fixed_point import Equations, equations_at, largest_residual, scores_in, slope_cost
 from steinmatch.solvers.preconditioner import Factor
@@ -302,7 +301,7 @@ class LevenbergMarquardt(AbstractStepSolver):
 def _bandwidths(problem: Problem, kernel: AbstractKernel, memory: _Memory) -> tuple[float, float]:
     """The held bandwidth, and the one that its rule gives for the present particles."""
     _, _, row = _open(problem, memory.frame, memory.z, memory.scores)
-    return float(held_bandwidth(kernel)), float(np.asarray(row)[0])
+    return float(kernel.length_scale()), float(np.asarray(row)[0])
 
 
 def _trial(at: tuple, system: Any, dense: bool, factor: Factor | None, damping: float, inner: int) -> tuple:
@@ -361,7 +360,7 @@ def _open(
 @eqx.filter_jit
 def _row(kernel: AbstractKernel, frame: AffineMap, z: Array) -> Float[Array, " 2"]:
     spread = jnp.sqrt(jnp.mean(jnp.var(frame.colour(z), axis=0)))
-    return jnp.stack([jnp.asarray(held_bandwidth(kernel), jnp.float64), spread])
+    return jnp.stack([jnp.asarray(kernel.length_scale(), jnp.float64), spread])
 
 
 @eqx.filter_jit

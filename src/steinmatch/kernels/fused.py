@@ -26,16 +26,16 @@ ROWS, COLUMNS = 128, 64  # of a tile of the kernel matrix
 TILES = 16  # that are summed by the tensor cores, which cut off what does not fit; sums of these are rounded
 MANY = 50_000  # particles: from here on two products do, whose errors average out over so many
 _UP = 4096.0  # factor of kernel values, whose half precision would else lose those below 6e-5
-_MOST = 3e4  # coordinates beyond are cut: their kernel values are zero all the same
+MOST = 3e4  # coordinates beyond are cut: their kernel values are zero all the same
 
 
-def _halves(a: Float[Array, "n d"]) -> tuple[Array, Array]:
+def halves(a: Float[Array, "n d"]) -> tuple[Array, Array]:
     """a = first + second, in half precision, within a kernel."""
     first = a.astype(jnp.float16)
     return first, (a - first.astype(jnp.float32)).astype(jnp.float16)
 
 
-def _split(a: Float[Array, "n d"]) -> tuple[Array, Array]:
+def split(a: Float[Array, "n d"]) -> tuple[Array, Array]:
     """The same outside of kernels, where XLA would take a conversion there and back for nothing."""
     first = jax.lax.reduce_precision(a, exponent_bits=5, mantissa_bits=10)
     return first.astype(jnp.float16), (a - first).astype(jnp.float16)
@@ -58,7 +58,7 @@ def _kernel(
             first[:, None]
             == (jnp.int32(COLUMNS) * jnp.asarray(j, jnp.int32) + jnp.arange(COLUMNS, dtype=jnp.int32))[None, :]
         )
-        k1, k2 = _halves(jnp.where(itself, 0.0, k))
+        k1, k2 = halves(jnp.where(itself, 0.0, k))
         b1, b2 = v1[some, :], v2[some, :]
         total = total + triton.dot(k1, b1) + triton.dot(k1, b2)
         return total + triton.dot(k2, b1) if thorough else total
@@ -95,8 +95,8 @@ def rbf_velocity(
         widths = [(0, long - n)] + ([(0, wide - a.shape[1])] if a.ndim == 2 else [])
         return jnp.pad(a, widths, constant_values=fill)
 
-    u1, u2 = _split(padded(jnp.clip(u, -_MOST, _MOST)))
-    v1, v2 = _split(padded(values / size[None, :]))
+    u1, u2 = split(padded(jnp.clip(u, -MOST, MOST)))
+    v1, v2 = split(padded(values / size[None, :]))
     norms = padded(halves, 1e9)  # points that fill up have kernel values of zero
     mine = pl.BlockSpec((ROWS, wide), lambda i: (i, 0))
     whole, line = pl.BlockSpec((long, wide), lambda i: (0, 0)), pl.BlockSpec((long,), lambda i: (0,))
