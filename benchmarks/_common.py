@@ -21,6 +21,11 @@ def median_seconds(call: Callable[[], Any], repeats: int = 5) -> float:
     return float(np.median(times))
 
 
+def queued_seconds(call: Callable[[], Any], count: int = 10, repeats: int = 5) -> float:
+    """Median wall time of one of `count` calls in a row, as the steps of a run are made, the last one waited for."""
+    return median_seconds(lambda: [call() for _ in range(count)], repeats) / count
+
+
 def print_versions(*packages: str) -> None:
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
     print(f"Python {platform.python_version()}, {versions}; devices {jax.devices()}\n")

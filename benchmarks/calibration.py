@@ -164,6 +164,7 @@ FAMILIES = (regression, normal_sample, counts, proportions, logistic, robust, gr
 def measured(case: Case, seed: int) -> dict:
     fit = sm.fit(case.target, seed=seed, progress=False)
     _, values = sm.targets.constrained_values(case.target, fit.particles)
+    assert fit.error is not None
     mean = fit.weights @ values
     sd = np.sqrt(fit.weights @ (values - mean) ** 2)
     true = np.concatenate([np.abs(mean - case.mean) / case.sd, np.abs(sd / case.sd - 1.0)])

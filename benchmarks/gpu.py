@@ -2,8 +2,8 @@
 
 python -m benchmarks.gpu [--out FILE]
 
-Seconds are medians of five warm calls, waited for; errors of velocities are relative, over 200 particles, to double
-precision.
+Seconds are medians of five warm calls, waited for (of random features also of ten calls in a row, as steps are made);
+errors of velocities are relative, over 200 particles, to double precision.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 import steinmatch as sm
-from benchmarks._common import median_seconds
+from benchmarks._common import median_seconds, queued_seconds
 from steinmatch.kernels import AbstractRadialKernel
 from steinmatch.kernels.forms import feature_velocity
 from steinmatch.measures.velocity import in_single
@@ -97,12 +97,19 @@ def feature_step(n: int = 10**6, m: int = 1024) -> None:
     some = x[:20_000], s[:20_000], jnp.full(20_000, 1.0 / 20_000, jnp.float32)
     doubled = jax.tree.map(lambda a: a.astype(jnp.float64) if eqx.is_inexact_array(a) else a, (kernel, *some))
     truth = eqx.filter_jit(feature_velocity)(*doubled)
+    forms = {"fused": (lambda *parts: kernel.velocity(*parts), "default")}
     for precision in ("default", "BF16_BF16_F32_X3", "highest"):
+        forms[f"XLA, {precision}"] = (lambda *parts: feature_velocity(kernel, *parts), precision)
+    for name, (form, precision) in forms.items():
         with jax.default_matmul_precision(precision):
-            run = jax.jit(lambda x, s, w: feature_velocity(kernel, x, s, w))
-            seconds = median_seconds(functools.partial(run, x, s, w))
+            run = jax.jit(form)
+            call = functools.partial(run, x, s, w)
+            seconds = median_seconds(call), queued_seconds(call)
             off = float(jnp.linalg.norm(run(*some) - truth) / jnp.linalg.norm(truth))
-        tell(f"random features, n = {n:,}, m = {m}, matmul {precision}: {1e3 * seconds:.1f} ms ({off:.1e})")
+        tell(
+            f"random features, n = {n:,}, m = {m}, {name}: {1e3 * seconds[0]:.2f} ms alone, {1e3 * seconds[1]:.2f} ms "
+            f"each of ten in a row ({off:.1e})"
+        )
 
 
 def levenberg_marquardt() -> None:

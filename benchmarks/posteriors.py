@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -188,7 +189,7 @@ def by_svgd(name: str) -> dict:
     posteriors = library()
     model = posteriors.load(name)
     started = time.monotonic()
-    algorithm = blackjax.svgd(jax.grad(model.log_density), optax.adam(0.05))
+    algorithm: Any = blackjax.svgd(jax.grad(model.log_density), optax.adam(0.05))
     state = algorithm.init(jax.random.normal(jax.random.key(0), (100, model.dim)))
     step = jax.jit(algorithm.step)
     for _ in range(2000):

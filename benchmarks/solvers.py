@@ -5,6 +5,7 @@ python -m benchmarks.solvers [section ...]      sections: gaussian condition lin
 
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +74,7 @@ def blackjax_rbf(target, n: int, steps: int) -> tuple[np.ndarray, float]:
     from blackjax.vi.svgd import rbf_kernel, update_median_heuristic
 
     def run():
-        svgd = blackjax.svgd(target.score, optax.adagrad(0.5), rbf_kernel, update_median_heuristic)
+        svgd: Any = blackjax.svgd(target.score, optax.adagrad(0.5), rbf_kernel, update_median_heuristic)
         state = svgd.init(jax.random.normal(jax.random.key(0), (n, target.dim)))
         step = jax.jit(svgd.step)
         for _ in range(steps):

@@ -6,6 +6,7 @@ python -m benchmarks.step
 import resource
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +45,7 @@ def blackjax_step(n: int):
     def log_density(x):
         return -0.5 * jnp.sum(x**2)
 
-    svgd = blackjax.svgd(jax.grad(log_density), optax.adagrad(RATE), rbf_kernel, update_median_heuristic)
+    svgd: Any = blackjax.svgd(jax.grad(log_density), optax.adagrad(RATE), rbf_kernel, update_median_heuristic)
     state = svgd.init(jax.random.normal(jax.random.key(0), (n, DIM)))
     step = jax.jit(lambda state: svgd.step(state))
     return lambda: step(state)

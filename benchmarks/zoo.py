@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -23,7 +24,7 @@ FOLDER = Path(os.environ.get("STEINMATCH_ZOO", Path(__file__).parents[2] / "shar
 SIZES = (10, 30, 100, 300)
 
 
-def library():
+def library() -> Any:
     sys.path.insert(0, str(FOLDER))
     import zoo  # type: ignore[import-not-found]
 

@@ -47,7 +47,8 @@ def _mixtures() -> list[dict]:
     errors = {0.0: (0.5, 0.1, 0.1), 1.0: (0.4, 0.3, 0.3), 10.0: (0.5, 1.0, 0.5)}  # RBF, linear, linear+random
     rows = []
     for alpha, trial, (method, solver) in itertools.product(errors, TRIALS, METHODS.items()):
-        own = dict(zip((RBF_SVGD, LINEAR, LINEAR_RANDOM), errors[alpha], strict=True)).get(method, 0.7)
+        by_method: dict[Any, float] = dict(zip((RBF_SVGD, LINEAR, LINEAR_RANDOM), errors[alpha], strict=True))
+        own = by_method.get(method, 0.7)
         own *= 1.0 + 0.01 * trial
         rows.append({
             "panel": mixture.SMALL, "value": alpha, "method": method, "solver": solver, "trial": trial,
@@ -100,7 +101,7 @@ def decided(name: str, where: Callable[[dict], bool] = lambda row: False, values
     """The claims of an experiment on its true table, rows changed that fulfil a condition; `values` are new ones, or a
     function of the row.
     """
-    new = values if callable(values) else lambda row: values or {}
+    new: Any = values if callable(values) else lambda row: values or {}
     rows = [row | new(row) if where(row) else row for row in TRUE[name]()]
     return experiments.EXPERIMENTS[name].claims(Results(rows))
 

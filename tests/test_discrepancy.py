@@ -142,4 +142,4 @@ def test_weights_that_overflow_complex_numbers_and_masks_are_refused():
     with pytest.raises(ValueError, match="must be an array of numbers"):
         sm.ksd(target, x + 1j)
     with pytest.raises(ValueError, match="1 values are masked"):
-        sm.ksd(target, np.ma.masked_array(x, mask=[[0, 0], [0, 1], [0, 0]]))
+        sm.ksd(target, np.ma.masked_array(x, mask=np.array([[0, 0], [0, 1], [0, 0]], bool)))

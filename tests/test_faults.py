@@ -97,7 +97,8 @@ class InterruptedAtOnce(sm.Descent):
 def test_an_interrupt_before_the_first_step_returns_the_start(target):
     start = np.random.default_rng(0).normal(size=(5, 2))
     problem = Problem(target, sm.RBF(), jnp.full(5, 0.2))
-    found = InterruptedAtOnce().solve(problem, jnp.asarray(start), Budget(), lambda iterate: None)
+    solver = InterruptedAtOnce()  # type: ignore[call-arg]
+    found = solver.solve(problem, jnp.asarray(start), Budget(), lambda iterate: None)
     assert found.interrupted and "interrupted" in found.reason
     np.testing.assert_array_equal(found.particles, start)
 

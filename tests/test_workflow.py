@@ -144,7 +144,7 @@ def test_arviz_takes_all_of_it(which, request):
     table = az.summary(data, var_names=["b"], round_to="none")
     mean, cov = moments()
     np.testing.assert_allclose(table["mean"], mean, atol=3.0 * np.sqrt(np.diag(cov) / len(fit.particles)).max())
-    assert (table["r_hat"] < 1.1).all() and (table["ess_bulk"] > 100).all()
+    assert np.all(np.asarray(table["r_hat"]) < 1.1) and np.all(np.asarray(table["ess_bulk"]) > 100)
     az.loo(data)
     az.plot_ppc(data, data_pairs={"y": "y_rep"} if which == "stan_fit" else None, num_pp_samples=5)
     az.plot_posterior(data, var_names=["b"])

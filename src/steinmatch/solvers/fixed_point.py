@@ -24,6 +24,7 @@ from steinmatch.kernels import AbstractKernel
 from steinmatch.kernels.forms import features_at, residual_at
 from steinmatch.measures.velocity import scaled_residual_at
 from steinmatch.targets import AbstractTarget, scores_at
+from steinmatch.targets.evaluations import point_by_point
 
 # Step of the central differences: the cube root of the rounding error, for a relative accuracy of about 1e-10.
 DIFFERENCE = 6e-6
@@ -88,7 +89,7 @@ def slopes_in(target: AbstractTarget, frame: AffineMap, z: Float[Array, "n d"]) 
         return jax.vmap(difference, out_axes=1)(frame.root.T)
 
     if target.differentiable:
-        return jax.lax.map(exact, frame.colour(z))
+        return point_by_point(exact, frame.colour(z))
     d = z.shape[1]
     return map_row_blocks(jax.vmap(one), frame.colour(z), rows=min(z.shape[0], rows_per_block(d * d)))
 

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from steinmatch._devices import gathered, shared_out
 from steinmatch._faults import BudgetSpent
+from steinmatch._linalg import BLOCK_ENTRIES
 from steinmatch.targets.base import AbstractTarget, Gradient
 from steinmatch.targets.compiled import compiled
 
@@ -75,7 +76,15 @@ def _values_and_scores(target: AbstractTarget, x: Float[Array, "n d"]) -> tuple[
 
 @compiled
 def _hessians(target: AbstractTarget, x: Float[Array, "n d"]) -> tuple[Array]:
-    """Point after point: as fast as all at once, which made XLA wait for itself for ever on a Gaussian process, whose
-    Hessians call LAPACK in batches of batches (jaxlib 0.10.2, 2 cores, one call in a hundred).
+    return (point_by_point(jax.jacfwd(target.score), x),)
+
+
+def point_by_point(function: Callable[[Array], Array], x: Float[Array, "n d"]) -> Array:
+    """A function of one point at all of them, one after another on a CPU: as fast as all at once, which made XLA wait
+    for itself for ever on a Gaussian process, whose Hessians call LAPACK in batches of batches (jaxlib 0.10.2, 2 cores,
+    one call in a hundred). On other devices in blocks.
     """
-    return (jax.lax.map(jax.jacfwd(target.score), x),)
+    rows = max(1, BLOCK_ENTRIES // x.shape[1] ** 2)
+    return jax.lax.platform_dependent(
+        x, cpu=lambda x: jax.lax.map(function, x), default=lambda x: jax.lax.map(function, x, batch_size=rows)
+    )
