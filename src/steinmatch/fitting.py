@@ -358,10 +358,11 @@ def _automatic(call: _Call, started: float) -> Fit:
         particles, starts = first_particles(target, count, start, jax.random.key(seed), batch_of(target.dim))
     else:
         particles = solver.resume.z[:1]
-    problem = Problem(target, Linear(), jnp.full(len(particles), 1.0 / len(particles)))
+    particles = jax.device_put(np.asarray(particles, np.float64))  # jnp.asarray would compile each new shape
+    problem = Problem(target, Linear(), jax.device_put(np.full(len(particles), 1.0 / len(particles))))
     with one_thread():
         with progress_bar(call.progress, "automatic fit", None) as report:
-            found = solver.solve(problem, jnp.asarray(particles), budget, report)
+            found = solver.solve(problem, particles, budget, report)
         walked: Walked | None = found.outcome
         reason, error = told(target, found, solver.tol)
         weights, particles = found.weights, np.asarray(found.particles)

@@ -148,7 +148,7 @@ class Parent(AbstractFrame):
             np.tril(roots / np.diagonal(roots, axis1=1, axis2=2)[:, None, :], -1), scales, tolerance
         )
         normal, places = quantiles
-        arrays = (jnp.asarray(part) for part in (means, np.log(scales), mixing, shears))
+        arrays = map(jax.device_put, (means, np.log(scales), mixing, shears))  # jnp.asarray compiles each new shape
         return Parent(Spline.over(normal), places, Spline.over(knots), *arrays)
 
     def _rest(self, x: Scalar) -> tuple[Float[Array, " r"], Float[Array, " r"], Float[Array, " s"]]:
