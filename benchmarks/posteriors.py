@@ -43,7 +43,7 @@ class Clock:
         self.running = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._compiled)
         functions = (
-            ("targets.evaluations", "_values_and_scores"), ("targets.evaluations", "_hessians"),
+            ("targets.evaluations", "_values_and_scores"),
             ("targets.variables", "_constrained"), ("measures.images", "_values_at"),
             ("adaptive.walks", "_advance"), ("adaptive.walks", "begin"),
         )  # fmt: skip

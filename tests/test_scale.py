@@ -25,7 +25,7 @@ def log_prior(w):
 
 
 def log_likelihood(w, rows):
-    signs = 2.0 * rows["y"].astype(jnp.float64) - 1.0
+    signs = 2.0 * rows["y"].astype(w.dtype) - 1.0
     return jax.nn.log_sigmoid(signs * (rows["X"] @ w))
 
 
@@ -94,6 +94,87 @@ def test_named_parameters_and_new_data():
 def test_bad_data_are_named(arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
         sm.Target.from_data(log_prior, log_likelihood, **arguments)
+
+
+def written(folder, rows, kind):
+    """The same rows as files of this kind, or as a memory map; and a log likelihood of them."""
+    if kind == "memory map":
+        np.save(folder / "rows.npy", rows)
+        return np.load(folder / "rows.npy", mmap_mode="r"), lambda w, rows: log_likelihood(w, _columns(rows))
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import feather, parquet
+
+    X = pa.FixedSizeListArray.from_arrays(rows[:, :3].ravel(), 3)
+    table = pa.table({"X": X, "y": rows[:, 3].astype(np.int8)})
+    if kind == "Parquet":
+        parquet.write_table(table[:60], folder / "a.parquet", row_group_size=25)
+        parquet.write_table(table[60:], folder / "b.parquet")
+        return [folder / "a.parquet", folder / "b.parquet"], log_likelihood
+    feather.write_feather(table, folder / "rows.arrow", compression="uncompressed", chunksize=40)
+    return folder / "rows.arrow", log_likelihood
+
+
+def _columns(rows):
+    return {"X": rows[:, :3], "y": rows[:, 3]}
+
+
+@pytest.mark.parametrize("kind", ["memory map", "Parquet", "Arrow"])
+def test_rows_of_files_are_read_in_passes(kind, tmp_path):
+    data, likelihood = written(tmp_path, np.column_stack([X, Y]), kind)
+    target = sm.Target.from_data(log_prior, likelihood, data, 17, dim=3)
+    w = RNG.normal(size=(5, 3))
+    expected = jax.jit(jax.vmap(jax.value_and_grad(whole)))(w)
+    source = target.log_density.source
+    assert max(len(jax.tree.leaves(rows)[0]) for rows in source.chunks(17)) <= 17
+    before = source.passes
+    values, scores = sm.targets.Evaluations(target)(w)
+    assert source.passes == before + 1
+    np.testing.assert_allclose(values, expected[0], rtol=1e-12)
+    np.testing.assert_allclose(scores, expected[1], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(eqx.filter_jit(target.score)(w[0]), expected[1][0], rtol=1e-10, atol=1e-12)
+    in_memory = sm.Target.from_data(log_prior, likelihood, data, 1000, dim=3)
+    np.testing.assert_allclose(sm.targets.Evaluations(in_memory)(w)[1], expected[1], rtol=1e-10, atol=1e-12)
+
+
+def test_a_fit_to_data_read_in_passes_is_that_of_the_whole(tmp_path):
+    data, likelihood = written(tmp_path, np.column_stack([X, Y]), "memory map")
+    streamed = sm.Target.from_data(log_prior, likelihood, data, 40, dim=3)
+    fit = sm.fit(streamed, progress=False)
+    expected = sm.fit(sm.Target.from_data(log_prior, log_likelihood, {"X": X, "y": Y}, dim=3), progress=False)
+    assert fit.converged and "passes over the data" in fit.reason
+    allowed = 4.0 * np.hypot(fit.error.mean, expected.error.mean)
+    assert np.all(np.abs(fit.mean - expected.mean) <= allowed * expected.sd)
+    np.testing.assert_allclose(fit.sd, expected.sd, rtol=0.02)
+
+
+def test_single_precision_within_a_chunk():
+    rows = {"X": RNG.normal(size=(5000, 3)), "y": RNG.integers(0, 2, size=5000)}
+    w = jnp.array([0.3, -1.0, 0.5])
+    single, double = (
+        eqx.filter_jit(sm.Target.from_data(log_prior, log_likelihood, rows, 500, dim=3, dtype=dtype).score)(w)
+        for dtype in ("float32", "float64")
+    )
+    assert single.dtype == jnp.float64
+    np.testing.assert_allclose(single, double, rtol=1e-4)
+    assert np.any(single != double)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        sm.Target.from_data(log_prior, log_likelihood, tmp_path / "none.parquet", dim=3)
+    path = tmp_path / "words.parquet"
+    parquet.write_table(pa.table({"y": ["a", "b"]}), path)
+    with pytest.raises(ValueError, match="column 'y'"):
+        sm.Target.from_data(log_prior, log_likelihood, path, dim=3)
+    path.write_bytes(b"something else altogether")
+    with pytest.raises(ValueError, match="neither a Parquet nor"):
+        sm.Target.from_data(log_prior, log_likelihood, path, dim=3)
+    parquet.write_table(pa.table({"y": [1.0, None]}), path)
+    with pytest.raises(ValueError, match="missing values"):
+        sm.Target.from_data(log_prior, log_likelihood, path, dim=3)
 
 
 def normal_data(rows):

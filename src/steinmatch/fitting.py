@@ -43,7 +43,7 @@ from steinmatch.records.reporting import of_fit
 from steinmatch.records.storage import saved_groups, write
 from steinmatch.solvers import AbstractSolver, Budget, LevenbergMarquardt, Problem
 from steinmatch.solvers.checkpoint import Checkpoint, identity_of
-from steinmatch.starts import first_particles, more_particles, resampled, spread_of
+from steinmatch.starts import first_particles, from_a_sample, more_particles, resampled, spread_of
 from steinmatch.targets import AbstractTarget, check_target
 
 _MOST_IN_EQUATIONS = 400  # draws: a query then takes a few tenths of a second
@@ -349,6 +349,8 @@ def _automatic(call: _Call, started: float) -> Fit:
     earlier, starts = None, 0
     if isinstance(init, Fit):
         earlier, init = None if len(init.modes) > 1 else init.walked, init.particles
+    elif init is None:
+        earlier, starts = from_a_sample(target, seed, budget)
     solver = call.solver
     if not isinstance(solver, Walk):
         solver = Walk(call.tol, least_draws=n or 1, seed=seed, centred=init is not None, resume=earlier)

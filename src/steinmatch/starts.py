@@ -9,14 +9,19 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from steinmatch._checks import as_particles, check_size, positive_integer
+from steinmatch._linalg import one_thread
 from steinmatch._types import plain
-from steinmatch.adaptive import Error
+from steinmatch.adaptive import Error, Walk, Walked
 from steinmatch.coordinates import AffineMap
+from steinmatch.kernels.features import Linear
 from steinmatch.measures.weights import systematic
-from steinmatch.targets import AbstractTarget, Evaluations, constrained_values
+from steinmatch.solvers.base import Budget, Problem
+from steinmatch.targets import AbstractTarget, Evaluations, Target, constrained_values
 from steinmatch.targets.base import Gradient
+from steinmatch.targets.files import Streamed
 
 _LOOKED_AT = 16  # points at which a score is compared with differences of its log density
+_COARSE = 0.2  # tolerance of a fit to a sample of the data, whose posterior is sds away from that of all
 
 
 def first_particles(
@@ -56,6 +61,23 @@ def first_particles(
     if target.log_density is not None and not isinstance(target.score, Gradient):
         _check_gradient(evaluate, np.asarray(particles)[:_LOOKED_AT], densities, scores)
     return jnp.asarray(particles), evaluate.n_gradients
+
+
+def from_a_sample(target: AbstractTarget, seed: int, budget: Budget) -> tuple[Walked | None, int]:
+    """For data that are read in passes a walk from which the fit goes on: its frame is that of as many rows as fit into
+    one chunk, each counted as often as makes up for the others. And how many gradients that took, of all rows.
+    """
+    density = target.log_density
+    if not isinstance(density, Streamed):
+        return None, 0
+    sample = Target(density.on_a_sample(), dim=target.dim)
+    particles = jax.device_put(np.random.default_rng(seed).normal(size=(_LOOKED_AT, target.dim)))
+    problem = Problem(sample, Linear(), jax.device_put(np.full(_LOOKED_AT, 1.0 / _LOOKED_AT)))
+    own = Budget(max_seconds=budget.max_seconds)
+    with one_thread():
+        found = Walk(_COARSE, seed=seed, centred=False).solve(problem, particles, own, lambda iterate: None)
+    share = min(1.0, density.chunk / density.source.rows)
+    return found.outcome, int(np.ceil(share * found.n_gradients))
 
 
 def more_particles(target: AbstractTarget, particles: Float[Array, "n d"], init: Any, n: int, key: PRNGKeyArray) -> Any:

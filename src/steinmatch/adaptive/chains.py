@@ -20,7 +20,7 @@ from steinmatch.measures.images import Values
 from steinmatch.measures.weights import Layout
 from steinmatch.solvers.affine import AffineState
 from steinmatch.solvers.base import Solution
-from steinmatch.targets import AbstractTarget, Evaluations, SavedTarget, constrained_values
+from steinmatch.targets import AbstractTarget, Evaluations, SavedTarget, constrained_values, passes_over
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,7 +285,8 @@ def told(target: AbstractTarget, found: Solution, tol: float) -> tuple[str, Erro
     if not found.converged and walked.rounds and walked.rounds[-1].error > 0.0 and "standard error" not in reason:
         reason += f"; the largest standard error of a mean or sd is {walked.error.largest:.2g}, tol={tol:g}"
         reason = "; ".join([*walked.notes, reason])
-    return reason, walked.error
+    passes = passes_over(target)
+    return reason if passes is None else f"{reason}; {passes} passes over the data", walked.error
 
 
 def modes_of(walked: Walked | None) -> tuple[Mode, ...]:

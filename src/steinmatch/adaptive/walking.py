@@ -65,7 +65,7 @@ from steinmatch.kernels.features import Linear
 from steinmatch.measures.images import Values, values_at
 from steinmatch.measures.weights import Layout
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
-from steinmatch.targets import AbstractTarget, Evaluations
+from steinmatch.targets import AbstractTarget, Evaluations, passes_over
 
 _SWEEPS = 5  # of one step
 MOST_GRADIENTS = 2**22  # a sampler whose trajectories have a thousand leaps spends as many on 4 chains of 1000 draws
@@ -284,7 +284,10 @@ class Walk(AbstractStepSolver):
             return leap(memory.evaluate, frame, chains.states, chains.log_step, rng)
         factors = step_factors(chains)
         leaps = np.minimum(TRAJECTORY / (np.exp(chains.log_step) * np.maximum(factors, 1.0)), MOST_LEAPS)
-        if chains.wanted * leaps.mean() <= _LONG and chains.target.target.log_density is not None:
+        target = chains.target.target
+        if passes_over(target) is not None or (
+            chains.wanted * leaps.mean() <= _LONG and target.log_density is not None
+        ):
             return stride(memory.evaluate, frame, chains.states, chains.log_step, gains, factors, rng)
         stretch = advance(chains.target, chains.states, self._key(chains), chains.log_step, gains, factors)
         leaps = int(np.sum(stretch.leaps))

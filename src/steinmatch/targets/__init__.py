@@ -9,6 +9,7 @@ from steinmatch.targets.base import (
     scores_at,
 )
 from steinmatch.targets.evaluations import Evaluations
+from steinmatch.targets.files import passes_over
 from steinmatch.targets.gaussian import AbstractAnalyticTarget, Gaussian, NormalMixture
 from steinmatch.targets.mixture import GaussianMixture
 from steinmatch.targets.rbm import GaussBernoulliRBM
@@ -43,6 +44,7 @@ __all__ = [
     "constrained_values",
     "in_form",
     "is_named",
+    "passes_over",
     "scores_at",
     "shapes_of",
     "tempered",

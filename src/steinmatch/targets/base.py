@@ -243,6 +243,7 @@ class Target(AbstractTarget):
         parameters: Mapping[str, Any] | None = None,
         names: Sequence[str] | None = None,
         constrain: Callable[[Vector], Any] | None = None,
+        dtype: Any = "float64",
     ) -> "Target":
         """A target of much data: log p(x) = log_prior(x) + sum of log_likelihood(x, rows), in chunks of rows.
 
@@ -251,21 +252,21 @@ class Target(AbstractTarget):
         **Arguments:**
 
         - `log_prior`: x -> log of the prior's density.
-        - `log_likelihood`: (x, rows) -> the log likelihood of these rows: their sum, or one number a row. `rows` are
-          some of the data, in double precision.
-        - `data`: an array, or a tree of arrays, with one row an observation. Those in single precision stay so in
-          memory.
-        - `chunk`: rows at a time; by default as many as fit into 16 MiB.
+        - `log_likelihood`: (x, rows) -> that of these rows: their sum, or one number a row.
+        - `data`: an array, or a tree of arrays (memory maps too), with one row an observation; or the path of a Parquet
+          or Arrow file, or a list of such, whose rows are a dict of columns. Single precision stays so in memory.
+        - `chunk`: rows at a time; by default 16 MiB, and of files and maps, of which no more is in memory, 128 MiB.
         - `dim`: the length of x; or `parameters`, as for `from_parameters`: x is then a dict of their values.
         - `names`, `constrain`: as of `Target`.
+        - `dtype`: "float32" computes the likelihood of each chunk in single precision; sums are double all the same.
         """
-        from steinmatch.targets.data import OnData, density_of, with_data
+        from steinmatch.targets.large import density_of, with_data
         from steinmatch.targets.parameters import Constrained
 
         if parameters is not None and constrain is not None:
             raise ValueError("Target.from_data: parameters= have constraints of their own; leave constrain= out.")
 
-        def made(density: OnData) -> Target:
+        def made(density: Any) -> Target:
             named = density.unflatten
             info = ModelInfo(
                 unconstrain=None if named is None else named.inverse,
@@ -274,7 +275,7 @@ class Target(AbstractTarget):
             shown, length = (constrain, dim) if named is None else (Constrained(named), named.dim)
             return Target(density, dim=length, names=names, constrain=shown, info=info)  # type: ignore[arg-type]
 
-        return made(density_of(log_prior, log_likelihood, data, chunk, dim, parameters))
+        return made(density_of(log_prior, log_likelihood, data, chunk, dim, parameters, dtype))
 
 
 def _flattened(example: Any, values: Arrays) -> np.ndarray:

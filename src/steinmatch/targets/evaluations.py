@@ -1,4 +1,4 @@
-"""Log densities, scores and Hessians of many points, in batches of one size: compiled once, whatever the number."""
+"""Log densities and scores of many points, in batches of one size: compiled once, whatever the number."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,9 @@ from steinmatch._faults import BudgetSpent
 from steinmatch._linalg import BLOCK_ENTRIES
 from steinmatch.targets.base import AbstractTarget, Gradient
 from steinmatch.targets.compiled import compiled
+from steinmatch.targets.files import Streamed
 
 BATCH = 64
-_HESSIAN_ENTRIES = 64 * 400  # of one batch: the Hessians of large targets come in smaller batches
-DIFFERENCE = 6e-6  # of central differences, for scores that JAX cannot differentiate
 
 
 class Evaluations:
@@ -37,32 +36,24 @@ class Evaluations:
 
     def __call__(self, x: Float[np.ndarray, "n d"]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n d"]]:
         """log p (nan where the target has none) and the scores."""
-        values, scores = self._batched(_values_and_scores, x, self.batch, (1, 0))
-        return values, scores
-
-    def hessians(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d d"]:
-        """The derivatives of the scores: exact, or from central differences of a score without derivatives."""
-        n, d = x.shape
-        if self.target.differentiable:
-            return self._batched(_hessians, x, int(np.clip(_HESSIAN_ENTRIES // (d * d), 1, BATCH)), (0, d))[0]
-        steps = DIFFERENCE * np.eye(d)[None] * np.maximum(1.0, np.abs(x))[:, :, None]
-        ahead, behind = (self((x[:, None] + sign * steps).reshape(-1, d))[1].reshape(n, d, d) for sign in (1.0, -1.0))
-        return (ahead - behind) / (2.0 * np.diagonal(steps, axis1=1, axis2=2)[:, :, None])
-
-    def _batched(self, function: Any, x: np.ndarray, size: int, costs: tuple[int, int]) -> list[np.ndarray]:
-        """The function's outputs over all points, the last batch filled up with copies of the first point; `costs` are
-        the gradients and Hessian-vector products of one point.
-        """
-        n = len(x)
-        padded = np.concatenate([x, np.repeat(x[:1], -n % size, axis=0)])
+        size, n = self.batch, len(x)
+        padded = np.concatenate([x, np.repeat(x[:1], -n % size, axis=0)])  # the last batch is filled up
+        if isinstance(self.target.log_density, Streamed):  # all points in one pass over the data
+            self._ask()
+            values, scores = self.target.log_density.values_and_scores(padded)
+            self.n_gradients += len(padded)
+            return values[:n], scores[:n]
         parts = []
         for i in range(0, len(padded), size):
-            if self.spent(self.n_gradients):
-                raise BudgetSpent(self.n_gradients)
-            parts.append([gathered(part) for part in function(self.target, shared_out(padded[i : i + size]))])
-            self.n_gradients += costs[0] * size
-            self.n_hvps += costs[1] * size
-        return [np.concatenate(found)[:n] for found in zip(*parts, strict=True)]
+            self._ask()
+            parts.append([gathered(part) for part in _values_and_scores(self.target, shared_out(padded[i : i + size]))])
+            self.n_gradients += size
+        values, scores = (np.concatenate(found)[:n] for found in zip(*parts, strict=True))
+        return values, scores
+
+    def _ask(self) -> None:
+        if self.spent(self.n_gradients):
+            raise BudgetSpent(self.n_gradients)
 
 
 @compiled
@@ -72,11 +63,6 @@ def _values_and_scores(target: AbstractTarget, x: Float[Array, "n d"]) -> tuple[
     if isinstance(target.score, Gradient):
         return jax.vmap(jax.value_and_grad(target.log_density))(x)
     return jax.vmap(target.log_density)(x), jax.vmap(target.score)(x)
-
-
-@compiled
-def _hessians(target: AbstractTarget, x: Float[Array, "n d"]) -> tuple[Array]:
-    return (point_by_point(jax.jacfwd(target.score), x),)
 
 
 def point_by_point(function: Callable[[Array], Array], x: Float[Array, "n d"]) -> Array:
