@@ -15,6 +15,11 @@ from jaxtyping import Array, Bool, Float
 BLOCK_ENTRIES = 2**21
 
 
+def namespace(x: Any) -> Any:
+    """The functions for x: those of `jax.numpy` for JAX's arrays, traced ones among them, else NumPy's."""
+    return jnp if isinstance(x, jax.Array) else np
+
+
 @functools.cache
 def _blas() -> Any:
     import scipy.linalg  # noqa: F401 - its BLAS is another one than NumPy's, and both must be there to be found

@@ -11,13 +11,15 @@ from jaxtyping import Array, Float
 
 from steinmatch._faults import cause_of
 
-__all__ = ["ArrayLike", "Scalar", "Vector", "float64", "plain"]
+__all__ = ["ArrayLike", "Numbers", "Scalar", "Vector", "float64", "plain"]
 
 ArrayLike = Any
 if TYPE_CHECKING:  # JAX arrays, NumPy arrays and floats alike; at run time the tests check kind and shape
     Scalar = Any
     Vector = Any
+    Numbers = Any
 else:
+    Numbers = Array | np.ndarray  # of functions for either
     Scalar = Float[Array, ""] | Float[np.ndarray, ""] | float
     Vector = Float[Array, " d"] | Float[np.ndarray, " d"]
 

@@ -200,13 +200,7 @@ def recorded(memory: Memory, verdict: Verdict, layout: Layout) -> Memory:
 def in_words(memory: Memory, verdict: Verdict, n: int, tol: float) -> str:
     """The verdict in words, from what was measured."""
     assert memory.chains is not None
-    error = verdict.error.largest
-    within = 2.0 * error <= tol
-    words = [
-        f"the largest standard error of a mean or sd is {error:.2g}, "
-        + (f"twice that within tol={tol:g}" if within else f"twice that above tol={tol:g}")
-        + f" ({n:,} draws of {len(memory.chains.states.z)} chains, {verdict.family}, worth {verdict.ess:,.0f})"
-    ]
+    words = [error_in_words(verdict, n, len(memory.chains.states.z), tol)]
     if not verdict.mixed:
         words.append(
             f"the chains have not forgotten where they began: {verdict.memory:.0%} of a parameter's variance is "
@@ -225,6 +219,15 @@ def in_words(memory: Memory, verdict: Verdict, n: int, tol: float) -> str:
             "or the chains are not yet stationary; the weights are uniform"
         )
     return "; ".join([*memory.notes, *words])
+
+
+def error_in_words(verdict: Verdict, n: int, chains: int, tol: float) -> str:
+    error = verdict.error.largest
+    within = "within" if 2.0 * error <= tol else "above"
+    return (
+        f"the largest standard error of a mean or sd is {error:.2g}, twice that {within} tol={tol:g} "
+        f"({n:,} draws of {chains} chains, {verdict.family}, worth {verdict.ess:,.0f})"
+    )
 
 
 def doing(memory: Memory, tol: float) -> str:

@@ -8,27 +8,29 @@ function u whose conditional mean given the start is rho u is off by rho |E_star
 over the variance of u at the start.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
 from jaxtyping import Float
 
+from steinmatch._linalg import namespace
+from steinmatch._types import Numbers
 from steinmatch.measures.images import DRAWS_AN_EQUATION, Family, Values, affordable, all_images, too_heavy
 from steinmatch.measures.weights import CrossFit, Layout, Spread, nearest_weights, spread
 
-_FALSE_ALARM = 1e-3  # probability, over all parameters, that draws without fault are called into question
-_DOUBT = 0.2  # probability that further control variates without fault are done without, which costs draws alone
+FALSE_ALARM = 1e-3  # probability, over all parameters, that draws without fault are called into question
+DOUBT = 0.2  # probability that further control variates without fault are done without, which costs draws alone
 _MEMORY = 0.05  # share of a parameter's variance that chains may remember of their start
 # Of the weights, relative to the number of draws: m equations among n independent draws take a variance of m / n of the
 # weights, at most one in five; twice that for draws of chains. More says that few draws carry the equations.
-_LEAST_ESS = 1.0 / (1.0 + 2.0 / DRAWS_AN_EQUATION)
-_ROUNDING = 1e-6  # sds: no smaller error is claimed, for sums in floating point over draws far from the origin
+LEAST_ESS = 1.0 / (1.0 + 2.0 / DRAWS_AN_EQUATION)
+ROUNDING = 1e-6  # sds: no smaller error is claimed, for sums in floating point over draws far from the origin
 _UNSEEN = 5.0  # largest values that are missing from an average: tails at the edge of a finite variance
 # m equations fitted to n draws take a share m / n of them, which more draws would give back. Those with as many draws
 # an equation, whose errors are still larger by this factor, have little to gain.
 _HOPELESS, _MANY = 1.0 / (1.0 - 1.0 / DRAWS_AN_EQUATION), 4 * DRAWS_AN_EQUATION
-_BETTER = 0.95  # a larger family must lower the largest error by this factor
+BETTER = 0.95  # a larger family must lower the largest error by this factor
 
 
 class Error(NamedTuple):
@@ -89,20 +91,20 @@ def judge(
     """
     n, d = z.shape
     k = values.value.shape[1]
-    mean, sd = values.value.mean(axis=0), _positive(values.value.std(axis=0))
+    mean, sd = values.value.mean(axis=0), positive(values.value.std(axis=0))
     functions = moment_functions(values.value, mean, sd)
     tried = affordable(n, d, k) if families is None else families
     tried = [family for family in tried if family not in hopeless]
     estimates, system = _estimates(tried, z, scores, values, functions, layout)
     best = estimates[0]
     for estimate in estimates[1:]:
-        best = estimate if estimate.error.max() < _BETTER * best.error.max() else best
+        best = estimate if estimate.error.max() < BETTER * best.error.max() else best
     agree = agreeing(best.control, layout)
     candidates = _accepted(estimates, layout) if agree else estimates[:1]
     estimate, weights, ess, residual = _weighed(candidates, system)
-    rest = _in_units(functions - estimate.control, estimate.unit)
+    rest = in_units(functions - estimate.control, estimate.unit)
     seen = spread(rest, layout)
-    parts = [cautious(rest, layout), weights @ _in_units(functions, estimate.unit) - seen.mean]
+    parts = [cautious(rest, layout), weights @ in_units(functions, estimate.unit) - seen.mean]
     if start is not None:
         begun = moment_functions(start[2].value, mean, sd)
         if estimate.family is not None:
@@ -110,9 +112,9 @@ def judge(
             own = system.columns[estimate.family]
             images = (all_images(tried[-1], *start, mean, sd) / system.scale)[:, own]
             begun = begun - images @ system.fits.coefficients(own)
-        parts.append(_remembered(_in_units(begun, estimate.unit), seen))
-    error = np.sqrt(sum(part**2 for part in parts) + _ROUNDING**2)
-    memory, mixed = _mixed(functions, layout)
+        parts.append(remembered(in_units(begun, estimate.unit), seen))
+    error = np.sqrt(sum(part**2 for part in parts) + ROUNDING**2)
+    memory, mixed = mixing(functions, layout)
     constant = values.value.std(axis=0) == 0.0
     return Verdict(
         weights=weights,
@@ -120,10 +122,10 @@ def judge(
         residual=residual,
         family="uniform weights" if estimate.family is None else estimate.family.name,
         error=Error(np.where(constant, 0.0, error[:k]), np.where(constant, 0.0, error[k:])),
-        memory=memory,
-        mixed=mixed,
-        agree=agree,
-        estimate=_moments(values.value, weights),
+        memory=float(memory),
+        mixed=bool(mixed),
+        agree=bool(agree),
+        estimate=moments(values.value, weights),
         hopeless=(*hopeless, *_hopeless(estimates, system)),
     )
 
@@ -147,58 +149,64 @@ def confirmed(verdict: Verdict, before: Verdict | None, groups: int) -> Verdict:
     if before is None:
         return verdict
     (mean, sd), (old_mean, old_sd) = verdict.estimate, before.estimate
-    unit = _positive(sd)
+    unit = positive(sd)
     moved = np.concatenate([np.abs(mean - old_mean) / unit, np.abs(old_sd / unit - 1.0) * (sd > 0.0)])
     error, old = (np.concatenate(found.error) for found in (verdict, before))
     moved = np.where(error > 0.0, moved, 0.0)  # a constant moves by rounding alone
     allowed = np.sqrt(np.maximum(old**2 - error**2, 0.25 * old**2))
-    ratio = float(np.max(moved / np.maximum(allowed, _ROUNDING), initial=0.0)) / _quantile(len(moved), groups)
+    ratio = float(np.max(moved / np.maximum(allowed, ROUNDING), initial=0.0)) / quantile(len(moved), groups)
     if not ratio > 1.0:
         return verdict
     return verdict._replace(error=Error(*(ratio * part for part in verdict.error)))
 
 
-def _moments(values: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+def moments(values: Float[Numbers, "n k"], weights: Float[Numbers, " n"]) -> tuple[Any, Any]:
     mean = weights @ values
-    return mean, np.sqrt(weights @ (values - mean) ** 2)
+    return mean, namespace(values).sqrt(weights @ (values - mean) ** 2)
 
 
-def cautious(rest: Float[np.ndarray, "n f"], layout: Layout) -> Float[np.ndarray, " f"]:
+def cautious(rest: Float[Numbers, "n f"], layout: Layout) -> Float[Numbers, " f"]:
     """Standard errors, with what they do not know of themselves.
 
     A variance estimated from n values of kurtosis k has a relative sd of sqrt((k - 1) / n); two of those are added. And
     where rare values are large, those beyond the largest are missing from mean and variance alike: with tails r^-a the
     sd of what they would add is sqrt(a / (a - 2)) times the largest value over n, 5 for a = 2.08.
     """
-    centred = rest - rest.mean(axis=0)
+    xp, centred = namespace(rest), rest - rest.mean(axis=0)
     squares = centred * centred
-    variance = _positive(squares.mean(axis=0))
-    kurtosis = np.einsum("nf,nf->f", squares, squares) / len(rest) / variance**2
-    factor = np.sqrt(1.0 + 2.0 * np.sqrt(np.maximum(kurtosis - 1.0, 0.0) / len(rest)))
-    unseen = _UNSEEN * np.sqrt(squares.max(axis=0)) / len(rest)
-    return np.hypot(spread(rest, layout).error * factor, unseen)
+    variance = positive(squares.mean(axis=0))
+    kurtosis = xp.einsum("nf,nf->f", squares, squares) / len(rest) / variance**2
+    factor = xp.sqrt(1.0 + 2.0 * xp.sqrt(xp.maximum(kurtosis - 1.0, 0.0) / len(rest)))
+    unseen = _UNSEEN * xp.sqrt(squares.max(axis=0)) / len(rest)
+    return xp.hypot(spread(rest, layout).error * factor, unseen)
 
 
 def moment_functions(
-    values: Float[np.ndarray, "n k"], mean: Float[np.ndarray, " k"], sd: Float[np.ndarray, " k"]
-) -> Float[np.ndarray, "n f"]:
+    values: Float[Numbers, "n k"], mean: Float[Numbers, " k"], sd: Float[Numbers, " k"]
+) -> Float[Numbers, "n f"]:
     """(v - m) / s, whose mean is the error of m in sds, and ((v - m)^2 / s^2 - 1) / 2, the relative error of s."""
     scaled = (values - mean) / sd
-    return np.concatenate([scaled, 0.5 * (scaled**2 - 1.0)], axis=1)
+    return namespace(values).concatenate([scaled, 0.5 * (scaled**2 - 1.0)], axis=1)
 
 
-def _in_units(functions: Float[np.ndarray, "n f"], unit: tuple[np.ndarray, np.ndarray]) -> Float[np.ndarray, "n f"]:
+def in_units(functions: Float[Numbers, "n f"], unit: tuple[Any, Any]) -> Float[Numbers, "n f"]:
     """Moment functions standardised by the estimated moments instead of the draws'; less constants."""
     shift, stretch = unit
-    first, second = np.split(functions, 2, axis=1)
-    return np.concatenate([first / stretch, (second - shift * first) / stretch**2], axis=1)
+    xp = namespace(functions)
+    first, second = xp.split(functions, 2, axis=1)
+    return xp.concatenate([first / stretch, (second - shift * first) / stretch**2], axis=1)
 
 
 def _estimate(family: Family | None, control: np.ndarray, functions: np.ndarray, layout: Layout) -> _Estimate:
-    rest = functions - control
-    shift, second = np.split(spread(rest, layout).mean, 2)
-    unit = (shift, np.sqrt(np.maximum(1.0 + 2.0 * second - shift**2, 1e-4)))
-    return _Estimate(family, control, unit, cautious(_in_units(rest, unit), layout))
+    return _Estimate(family, control, *estimated(functions - control, layout))
+
+
+def estimated(rest: Float[Numbers, "n f"], layout: Layout) -> tuple[tuple[Any, Any], Float[Numbers, " f"]]:
+    """The moments that moment functions less control variates imply, and the errors of those."""
+    xp = namespace(rest)
+    shift, second = xp.split(spread(rest, layout).mean, 2)
+    unit = (shift, xp.sqrt(xp.maximum(1.0 + 2.0 * second - shift**2, 1e-4)))
+    return unit, cautious(in_units(rest, unit), layout)
 
 
 def _estimates(
@@ -214,7 +222,7 @@ def _estimates(
     if not tried:
         return [plain], None
     d, k = z.shape[1], values.value.shape[1]
-    psi = all_images(tried[-1], z, scores, values, values.value.mean(axis=0), _positive(values.value.std(axis=0)))
+    psi = all_images(tried[-1], z, scores, values, values.value.mean(axis=0), positive(values.value.std(axis=0)))
     scale = np.sqrt(np.mean(psi**2, axis=0))
     scale = np.where(np.isfinite(scale) & (scale > 0.0), scale, np.inf)
     psi = psi / scale
@@ -230,8 +238,8 @@ def _columns(family: Family, d: int, k: int, heavy: np.ndarray) -> np.ndarray:
     return found[~heavy[found]]
 
 
-def _positive(values: np.ndarray) -> np.ndarray:
-    return np.where(values > 0.0, values, 1.0)
+def positive(values: Any) -> Any:
+    return namespace(values).where(values > 0.0, values, 1.0)
 
 
 def _weighed(
@@ -241,13 +249,13 @@ def _weighed(
     n = len(estimates[0].control)
     for estimate in estimates[:0:-1]:
         assert estimate.family is not None and system is not None
-        found = nearest_weights(system.psi[:, system.columns[estimate.family]], _LEAST_ESS)
-        if found is not None and found.ess >= _LEAST_ESS * n:
+        found = nearest_weights(system.psi[:, system.columns[estimate.family]], LEAST_ESS)
+        if found is not None and found.ess >= LEAST_ESS * n:
             return estimate, found.weights, found.ess, found.residual
     return estimates[0], np.full(n, 1.0 / n), float(n), 0.0
 
 
-def _quantile(count: int, groups: int, level: float = _FALSE_ALARM) -> float:
+def quantile(count: int, groups: int, level: float = FALSE_ALARM) -> float:
     return float(-scipy.special.stdtrit(max(groups - 1, 1), 0.5 * level / count))
 
 
@@ -259,32 +267,33 @@ def _accepted(estimates: list[_Estimate], layout: Layout) -> list[_Estimate]:
     found = estimates[:1]
     for estimate in estimates[1:]:
         assert estimate.family is not None
-        level = _DOUBT if estimate.family.grows else _FALSE_ALARM
-        better = estimate.error.max() < _BETTER * found[-1].error.max()
+        level = DOUBT if estimate.family.grows else FALSE_ALARM
+        better = estimate.error.max() < BETTER * found[-1].error.max()
         if better and agreeing(estimate.control - found[-1].control, layout, level):
             found.append(estimate)
     return found
 
 
-def agreeing(control: Float[np.ndarray, "n f"], layout: Layout, level: float = _FALSE_ALARM) -> bool:
+def agreeing(control: Float[Numbers, "n f"], layout: Layout, level: float = FALSE_ALARM) -> Any:
     """Whether control variates, whose mean is zero by Stein's identity, have a mean of zero over plain draws, but for
     what happens by chance with a probability of `level`.
     """
     seen = spread(control, layout)
-    limit = _quantile(len(seen.mean), layout.groups, level)
-    return bool(np.all(np.abs(seen.mean) <= limit * seen.error + 1e-12))
+    limit = quantile(len(seen.mean), layout.groups, level)
+    return namespace(control).all(abs(seen.mean) <= limit * seen.error + 1e-12)
 
 
-def _mixed(functions: np.ndarray, layout: Layout) -> tuple[float, bool]:
+def mixing(functions: Float[Numbers, "n f"], layout: Layout) -> tuple[Any, Any]:
     """What chains remember, as a share of the variance, and whether it is within what may be by chance."""
-    seen = spread(functions, layout)
-    variance = _positive(functions.var(axis=0))
+    seen, xp = spread(functions, layout), namespace(functions)
+    variance = positive(functions.var(axis=0))
     share = seen.between / variance
-    noise = _quantile(len(share), layout.groups) * seen.chains / variance / np.sqrt(layout.groups)
-    return float(max(share.max(), 0.0)), bool(np.all(share <= _MEMORY + noise))
+    noise = quantile(len(share), layout.groups) * seen.chains / variance / np.sqrt(layout.groups)
+    return xp.maximum(share.max(), 0.0), xp.all(share <= _MEMORY + noise)
 
 
-def _remembered(start: Float[np.ndarray, "g f"], seen: Spread) -> Float[np.ndarray, " f"]:
+def remembered(start: Float[Numbers, "g f"], seen: Spread) -> Float[Numbers, " f"]:
     """rho |E_start u - E u|."""
-    rho = np.sqrt(np.clip(seen.between, 0.0, None) / _positive(start.var(axis=0)))
-    return np.minimum(rho, 1.0) * np.abs(start.mean(axis=0) - seen.mean)
+    xp = namespace(start)
+    rho = xp.sqrt(xp.clip(seen.between, 0.0, None) / positive(start.var(axis=0)))
+    return xp.minimum(rho, 1.0) * abs(start.mean(axis=0) - seen.mean)

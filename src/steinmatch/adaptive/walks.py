@@ -84,15 +84,16 @@ def advance(
     return Stretch(States(*map(gathered, states)), float(last_step), z, scores, *others)
 
 
-@compiled
-def _advance(
+def transitions(
     target: PulledBack,
     states: States,
     key: PRNGKeyArray,
     log_step: Float[Array, ""],
     gains: Float[Array, " t"],
     factors: Float[Array, " t"],
+    most_leaps: int = MOST_LEAPS,
 ) -> tuple[States, Array, tuple]:
+    """What `advance` compiles; the last are rows of a `Stretch`."""
     hmc, kernel = _hmc()
     chains, d = states.z.shape
     metric = jnp.ones(d, jnp.float64)
@@ -103,7 +104,7 @@ def _advance(
         jitter_key, chain_key = jax.random.split(key)
         step = jnp.exp(log_step)
         length = TRAJECTORY * jax.random.uniform(jitter_key, dtype=jnp.float64, minval=0.5, maxval=1.5)
-        leaps = jnp.clip(jnp.ceil(length / (jnp.maximum(factor, 1.0) * step)), 1, MOST_LEAPS).astype(jnp.int32)
+        leaps = jnp.clip(jnp.ceil(length / (jnp.maximum(factor, 1.0) * step)), 1, most_leaps).astype(jnp.int32)
 
         def one(key: PRNGKeyArray, state: Any) -> tuple:
             return kernel(key, state, target.log_density, factor * step, metric, leaps)
@@ -130,3 +131,6 @@ def _advance(
     keys = jax.random.split(key, gains.shape[0])
     (moved, log_step), rows = jax.lax.scan(transition, (hmc.HMCState(*states), log_step), (keys, gains, factors))
     return States(*moved), log_step, rows
+
+
+_advance = compiled(transitions)

@@ -161,9 +161,17 @@ class Parent(AbstractFrame):
         scaled = jnp.exp(log_scale) * z[1:]
         return jnp.concatenate([x[None], mean + scaled + mixture @ (self.shears @ scaled)])
 
+    def spread(self, first: Scalar) -> Float[Array, "r r"]:
+        """The derivative of the others by their own coordinates, given the parent's."""
+        _, log_scale, mixture = self._rest(self.quantiles.weights(first) @ self.places)
+        return self._unit(mixture) * jnp.exp(log_scale)
+
+    def _unit(self, mixture: Float[Array, " s"]) -> Float[Array, "r r"]:
+        return jnp.eye(self.shears.shape[1]) + jnp.tensordot(mixture, self.shears, 1)
+
     def whiten(self, x: Vector) -> Vector:
         mean, log_scale, mixture = self._rest(x[0])
-        unit = jnp.eye(mean.shape[0]) + jnp.tensordot(mixture, self.shears, 1)
+        unit = self._unit(mixture)
         rest = jax.scipy.linalg.solve_triangular(unit, x[1:] - mean, lower=True, unit_diagonal=True)
         return jnp.concatenate([self.quantiles.solve(self.places, x[0])[None], jnp.exp(-log_scale) * rest])
 

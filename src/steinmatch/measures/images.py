@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from steinmatch._types import Vector
+from steinmatch._linalg import namespace
+from steinmatch._types import Numbers, Vector
 from steinmatch.coordinates import PulledBack
 from steinmatch.coordinates.plainly import derivatives, placed
 from steinmatch.targets.compiled import compiled
@@ -37,10 +38,10 @@ DRAWS_AN_EQUATION = 5  # at least: with fewer, weights that solve the equations 
 class Values:
     """Constrained values v_j of draws, and what their Stein images are made of."""
 
-    value: Float[np.ndarray, "n k"]
-    along: Float[np.ndarray, "n k"]  # grad v . s
-    square: Float[np.ndarray, "n k"]  # |grad v|^2
-    laplacian: Float[np.ndarray, "n k"]
+    value: Float[Numbers, "n k"]
+    along: Float[Numbers, "n k"]  # grad v . s
+    square: Float[Numbers, "n k"]  # |grad v|^2
+    laplacian: Float[Numbers, "n k"]
 
     @staticmethod
     def joined(parts: "list[Values]") -> "Values":
@@ -55,15 +56,23 @@ def _values_at(
     laplacians: Float[Array, "n d"],
     scores: Float[Array, "n d"],
 ) -> tuple[Array, ...]:
-    """Derivatives of v(T(z)): along column i of T', grad_z v . e_i = dv(T' e_i) and, less the part that is linear in v,
-    d^2 v / dz_i^2 = d^2 v(T' e_i, T' e_i); then dv(Laplacian of T).
-
-    Point after point: batches of batches of LAPACK calls, as in constrained values of a Gaussian process, can make
+    """Point after point: batches of batches of LAPACK calls, as in constrained values of a Gaussian process, can make
     XLA wait for itself for ever (see `targets.evaluations`).
     """
+    return jax.lax.map(lambda point: value_terms(constrain, *point), (x, jacobians, laplacians, scores))
+
+
+def value_terms(
+    constrain: Callable | None, x: Vector, jacobian: Float[Array, "d d"], laplacian: Vector, score: Vector
+) -> tuple[Array, ...]:
+    """Value, grad v . s, |grad v|^2 and Laplacian of v(T(z)), from the derivatives of T: along column i of T',
+    grad_z v . e_i = dv(T' e_i) and, less the part that is linear in v, d^2 v / dz_i^2 = d^2 v(T' e_i, T' e_i); then
+    dv(Laplacian of T).
+    """
+    own = _itself if constrain is None else constrain
 
     def flat(x: Vector) -> Float[Array, " k"]:
-        return jnp.concatenate([jnp.ravel(jnp.asarray(leaf, jnp.float64)) for leaf in jax.tree.leaves(constrain(x))])
+        return jnp.concatenate([jnp.ravel(jnp.asarray(leaf, jnp.float64)) for leaf in jax.tree.leaves(own(x))])
 
     def exact(x: Vector, e: Vector) -> tuple:
         return jax.jvp(lambda y: jax.jvp(flat, (y,), (e,))[1], (x,), (e,))
@@ -72,15 +81,10 @@ def _values_at(
         ahead, here, behind = (flat(x + h * e) for h in (_DIFFERENCE, 0.0, -_DIFFERENCE))
         return (ahead - behind) / (2.0 * _DIFFERENCE), (ahead - 2.0 * here + behind) / _DIFFERENCE**2
 
-    along = exact if _differentiable(constrain, x.shape[1]) else differences
-
-    def one(point: tuple) -> tuple:
-        x, jacobian, laplacian, score = point
-        gradient, second = jax.vmap(along, in_axes=(None, 1))(x, jacobian)  # (d, k) each
-        linear = along(x, laplacian)[0]
-        return flat(x), score @ gradient, jnp.sum(gradient**2, axis=0), jnp.sum(second, axis=0) + linear
-
-    return jax.lax.map(one, (x, jacobians, laplacians, scores))
+    along = exact if _differentiable(own, x.shape[0]) else differences
+    gradient, second = jax.vmap(along, in_axes=(None, 1))(x, jacobian)  # (d, k) each
+    linear = along(x, laplacian)[0]
+    return flat(x), score @ gradient, jnp.sum(gradient**2, axis=0), jnp.sum(second, axis=0) + linear
 
 
 def _itself(x: Vector) -> Vector:
@@ -113,7 +117,7 @@ def values_at(
 
 def _values_of(target: PulledBack, z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"], size: int) -> Values:
     n, d = z.shape
-    constrain = _itself if target.target.constrain is None else target.target.constrain
+    constrain = target.target.constrain or _itself
     filled, given = (np.resize(part, (size, d)) for part in (z, scores))
     x = placed(target.frame, filled).x
     jacobians, laplacians = derivatives(target.frame, filled)
@@ -121,17 +125,17 @@ def _values_of(target: PulledBack, z: Float[np.ndarray, "n d"], scores: Float[np
     return Values(*(np.asarray(part)[:n] for part in found))
 
 
-def hermite(x: Float[np.ndarray, "..."], degree: int) -> list[Float[np.ndarray, "..."]]:
+def hermite(x: Float[Numbers, "..."], degree: int) -> list[Float[Numbers, "..."]]:
     """He_k(x) / sqrt(k!) for k = 0 ... degree: orthonormal under a standard normal."""
-    found = [np.ones_like(x), x]
+    found = [namespace(x).ones_like(x), x]
     for k in range(1, degree):
         found.append((x * found[k] - np.sqrt(k) * found[k - 1]) / np.sqrt(k + 1.0))
     return found[: degree + 1]
 
 
 def own_images(
-    values: Values, mean: Float[np.ndarray, " k"], sd: Float[np.ndarray, " k"], degree: int
-) -> Float[np.ndarray, "n k"]:
+    values: Values, mean: Float[Numbers, " k"], sd: Float[Numbers, " k"], degree: int
+) -> Float[Numbers, "n k"]:
     """psi of grad He_degree((v - mean) / sd): h'(v) (laplacian + grad v . s) + h''(v) |grad v|^2."""
     polynomials = hermite((values.value - mean) / sd, degree)
     first = (values.laplacian + values.along) / sd
@@ -141,7 +145,7 @@ def own_images(
     return found
 
 
-def linear_images(z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n dd"]:
+def linear_images(z: Float[Numbers, "n d"], scores: Float[Numbers, "n d"]) -> Float[Numbers, "n dd"]:
     """psi of z_i e_j for all i, j."""
     n, d = z.shape
     return (z[:, :, None] * scores[:, None, :] + np.eye(d)[None]).reshape(n, d * d)
@@ -194,12 +198,12 @@ class Family:
 
 def all_images(
     family: Family,
-    z: Float[np.ndarray, "n d"],
-    scores: Float[np.ndarray, "n d"],
+    z: Float[Numbers, "n d"],
+    scores: Float[Numbers, "n d"],
     values: Values,
-    mean: Float[np.ndarray, " k"],
-    sd: Float[np.ndarray, " k"],
-) -> Float[np.ndarray, "n m"]:
+    mean: Float[Numbers, " k"],
+    sd: Float[Numbers, " k"],
+) -> Float[Numbers, "n m"]:
     """psi of the fields of all families up to this one. Those of a value's own fields span the same functions whatever
     the mean and sd that it is standardised by.
     """
@@ -208,7 +212,7 @@ def all_images(
         parts.append(linear_images(z, scores))
     if family.cubic:
         parts.append(cubic_images(z, scores))
-    return np.concatenate(parts, axis=1)
+    return namespace(scores).concatenate(parts, axis=1)
 
 
 FAMILIES = (
@@ -221,7 +225,7 @@ FAMILIES = (
 )
 
 
-_HEAVY = 0.25  # relative variance of a mean square, kurtosis over n, that is too large to know it by
+HEAVY = 0.25  # relative variance of a mean square, kurtosis over n, that is too large to know it by
 
 
 def too_heavy(psi: Float[np.ndarray, "n m"], d: int, k: int) -> Bool[np.ndarray, " m"]:
@@ -229,13 +233,18 @@ def too_heavy(psi: Float[np.ndarray, "n m"], d: int, k: int) -> Bool[np.ndarray,
     make up their mean square. Where large values are rare, typical averages of v^4 are below their expectation, zero,
     by more than they tell; a control variate with v^4 in it takes that over to the mean of v^2.
     """
-    grows = np.repeat((False, False, False, True, True, False, True), _sizes(d, k))[: psi.shape[1]]
+    grows = growing(d, k)[: psi.shape[1]]
     squares = psi[:, grows] ** 2
     with np.errstate(all="ignore"):
         kurtosis = np.mean(squares**2, axis=0) / np.mean(squares, axis=0) ** 2
     found = np.zeros(psi.shape[1], bool)
-    found[grows] = ~(kurtosis <= _HEAVY * len(psi))
+    found[grows] = ~(kurtosis <= HEAVY * len(psi))
     return found
+
+
+def growing(d: int, k: int) -> Bool[np.ndarray, " m"]:
+    """Which images grow faster than first and second moments."""
+    return np.repeat((False, False, False, True, True, False, True), _sizes(d, k))
 
 
 def _sizes(d: int, k: int) -> tuple[int, ...]:

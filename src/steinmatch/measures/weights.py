@@ -18,10 +18,13 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Float, Int
 
+from steinmatch._linalg import namespace
+from steinmatch._types import Numbers
+
 FLOOR = 0.01  # of n w_i
 _STEPS = 60
-_SOLVED = 1e-11
-_HOLDS = 1e-7  # left of an equation, images having a mean square of one, where others nearly say the same
+SOLVED = 1e-11
+HOLDS = 1e-7  # left of an equation, images having a mean square of one, where others nearly say the same
 
 
 class Layout(NamedTuple):
@@ -44,27 +47,27 @@ class Layout(NamedTuple):
 class Spread(NamedTuple):
     """What the chains' means say of an average."""
 
-    mean: Float[np.ndarray, " f"]
-    error: Float[np.ndarray, " f"]  # standard error of the mean
-    between: Float[np.ndarray, " f"]  # variance between groups: what chains remember of their start; may be negative
-    chains: Float[np.ndarray, " f"]  # variance of one chain's mean
+    mean: Float[Numbers, " f"]
+    error: Float[Numbers, " f"]  # standard error of the mean
+    between: Float[Numbers, " f"]  # variance between groups: what chains remember of their start; may be negative
+    chains: Float[Numbers, " f"]  # variance of one chain's mean
 
 
-def spread(values: Float[np.ndarray, "n f"], layout: Layout) -> Spread:
-    """Means and standard errors from independent groups of chains.
+def spread(values: Float[Numbers, "n f"], layout: Layout) -> Spread:
+    """Means and standard errors from independent groups of chains, in NumPy or in JAX.
 
     With m_gs the mean of chain s of group g, V their variance and C the covariance of siblings, the variance of the
     average over K groups of M is (V + (M - 1) C) / (K M), C >= 0.
     """
     t, k, m = layout
     means = values.reshape(t, k, m, -1).mean(axis=0)
-    mean = means.mean(axis=(0, 1))
+    mean, xp = means.mean(axis=(0, 1)), namespace(means)
     centred = means - mean
-    variance = np.sum(centred**2, axis=(0, 1)) / max(k * m - 1, 1)
+    variance = xp.sum(centred**2, axis=(0, 1)) / max(k * m - 1, 1)
     if m == 1:
-        return Spread(mean, np.sqrt(variance / k), np.zeros_like(mean), variance)
-    pairs = np.sum(np.sum(centred, axis=1) ** 2 - np.sum(centred**2, axis=1), axis=0) / (k * m * (m - 1))
-    error = np.sqrt((variance + (m - 1) * np.maximum(pairs, 0.0)) / (k * m))
+        return Spread(mean, xp.sqrt(variance / k), xp.zeros_like(mean), variance)
+    pairs = xp.sum(xp.sum(centred, axis=1) ** 2 - xp.sum(centred**2, axis=1), axis=0) / (k * m * (m - 1))
+    error = xp.sqrt((variance + (m - 1) * xp.maximum(pairs, 0.0)) / (k * m))
     return Spread(mean, error, pairs, variance)
 
 
@@ -146,7 +149,7 @@ def nearest_weights(psi: Float[np.ndarray, "n m"], least_ess: float = 0.0) -> Ne
     theta = np.zeros(basis.shape[1])
     value, ratio, gradient = at(theta)
     for _ in range(_STEPS):
-        if np.abs(gradient).max() <= _SOLVED:
+        if np.abs(gradient).max() <= SOLVED:
             break
         if (2.0 - 2.0 * value) * least_ess > 1.0:
             return None
@@ -168,9 +171,9 @@ def nearest_weights(psi: Float[np.ndarray, "n m"], least_ess: float = 0.0) -> Ne
         before = np.abs(gradient).max()
         theta = theta + length * step
         value, ratio, gradient = trial
-        if 0.5 * before < np.abs(gradient).max() <= _HOLDS:
+        if 0.5 * before < np.abs(gradient).max() <= HOLDS:
             break  # the ridge of dependent equations keeps the rest
-    if np.abs(gradient).max() > _HOLDS:
+    if np.abs(gradient).max() > HOLDS:
         return None
     weights = ratio / ratio.sum()
     return Nearest(weights, float(1.0 / np.sum(weights**2)), float(np.abs(weights @ psi).max()))

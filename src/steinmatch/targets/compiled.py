@@ -31,7 +31,7 @@ class _Split(NamedTuple):
 _SPLITS: dict[int, tuple[weakref.ref, _Split]] = {}
 
 
-def _is_array(leaf: Any) -> bool:
+def is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
@@ -42,7 +42,7 @@ def _split(target: Any) -> _Split:
     place = id(target)
     if place in _SPLITS and _SPLITS[place][0]() is target:
         return _SPLITS[place][1]
-    dynamic, static = eqx.partition(target, _is_array)
+    dynamic, static = eqx.partition(target, is_array)
     arrays, structure = jax.tree.flatten(dynamic)
     rest, form = jax.tree.flatten(static)
     found = _Split(arrays, structure, static, (structure, form, tuple(rest)))

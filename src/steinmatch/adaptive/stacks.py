@@ -1,0 +1,354 @@
+"""Frame, walk, weigh for the posteriors of many data sets at once: each step one compiled program for a block of them.
+
+Rounds of chains go on for the data sets whose errors are not yet within `tol`. What comes out of it is converged, by
+the same conditions as in `Walk`; all other data sets are left to the whole automatic fit.
+"""
+
+import contextvars
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from steinmatch.adaptive.chains import Round, Walked, too_stiff
+from steinmatch.adaptive.judging import Draws, Judged, constrained, families_of, judged
+from steinmatch.adaptive.together import (
+    GROUPS,
+    MOST_LEAPS,
+    SIBLINGS,
+    begun,
+    framed,
+    gradients_before,
+    points_of,
+    walked,
+)
+from steinmatch.adaptive.verdict import Error, Verdict, confirmed
+from steinmatch.adaptive.walks import States
+from steinmatch.coordinates import AbstractFrame, Composed, Order
+from steinmatch.coordinates.plainly import placed
+from steinmatch.measures.weights import Layout
+from steinmatch.targets import AbstractTarget
+from steinmatch.targets.compiled import compiled, is_array
+
+_TRANSITIONS = (16, 32, 64, 128, 256)  # of all chains, at the end of each round
+_CHAINS = GROUPS * SIBLINGS
+_STRETCH = 16  # transitions of one compiled scan
+_LEAST_BLOCK = 32  # data sets
+_NUMBERS = 2**29  # of the Stein images of a block, 4 GiB; their cross products take several times as much
+
+
+class Stack(eqx.Module):
+    """A target whose arrays, or those of them that are data, have a leading axis of data sets."""
+
+    target: AbstractTarget
+    axes: tuple[bool, ...] = eqx.field(static=True)  # of which arrays
+
+    def each(self, function: Callable[..., Any], *args: Any, in_turn: bool = False) -> Any:
+        """function(target, *args) of every data set, all args with a leading axis; `in_turn` on a CPU one by one,
+        for functions that call LAPACK in batches: batches of batches of such calls make XLA wait for itself for ever.
+        """
+        dynamic, static = eqx.partition(self.target, is_array)
+        arrays, structure = jax.tree.flatten(dynamic)
+
+        def one(varying: list[Array], *args: Any) -> Any:
+            rest = iter(varying)
+            own = [next(rest) if axis else leaf for leaf, axis in zip(arrays, self.axes, strict=True)]
+            return function(eqx.combine(jax.tree.unflatten(structure, own), static), *args)
+
+        varying = [leaf for leaf, axis in zip(arrays, self.axes, strict=True) if axis]
+        if in_turn and jax.default_backend() == "cpu":
+            return jax.lax.map(lambda given: one(*given), (varying, *args))
+        return jax.vmap(one)(varying, *args)
+
+    def some(self, rows: Int[np.ndarray, " b"]) -> "Stack":
+        """Of some data sets."""
+        dynamic, static = eqx.partition(self.target, is_array)
+        arrays, structure = jax.tree.flatten(dynamic)
+        own = [leaf[rows] if axis else leaf for leaf, axis in zip(arrays, self.axes, strict=True)]
+        return Stack(eqx.combine(jax.tree.unflatten(structure, own), static), self.axes)
+
+
+def stacked(targets: Sequence[AbstractTarget], data: Sequence[Any]) -> Callable[[Sequence[Any]], Stack] | None:
+    """What makes a stack of data sets like these, whose targets are known: None where targets differ in more than the
+    arrays that are data. Which ones they are is seen by comparing them.
+    """
+    parts = [eqx.partition(target, is_array) for target in targets]
+    flat = [jax.tree.flatten(dynamic) for dynamic, _ in parts]
+    if not all(eqx.tree_equal(static, parts[0][1]) is True for _, static in parts):
+        return None
+    if any(structure != flat[0][1] for _, structure in flat):
+        return None
+    columns = [jax.tree.leaves(one) for one in data]
+    sources: list[int | None] = []
+    for j, first in enumerate(flat[0][0]):
+        leaves = [np.asarray(arrays[j]) for arrays, _ in flat]
+        same = [i for i in range(len(columns[0])) if all(map(_equal, leaves, (column[i] for column in columns)))]
+        if not same and not all(_equal(leaf, first) for leaf in leaves):
+            return None
+        sources.append(same[0] if same else None)
+    if not any(source is not None for source in sources):
+        return None
+
+    def make(sets: Sequence[Any]) -> Stack:
+        rows = list(zip(*(jax.tree.leaves(one) for one in sets), strict=True))
+        own = [
+            leaf if i is None else np.stack([np.asarray(row) for row in rows[i]]).astype(leaf.dtype)
+            for leaf, i in zip(flat[0][0], sources, strict=True)
+        ]
+        dynamic = jax.tree.unflatten(flat[0][1], own)
+        return Stack(eqx.combine(dynamic, parts[0][1]), tuple(i is not None for i in sources))
+
+    return make
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return np.shape(a) == np.shape(b) and bool(np.array_equal(np.asarray(a, float), np.asarray(b, float)))
+
+
+def usual_parent(frames: Sequence[AbstractFrame]) -> int | None:
+    """The coordinate that is the parent in most frames of the same model; None where most have none."""
+    parents = [
+        int(np.asarray(frame.maps[0].order)[0])
+        if isinstance(frame, Composed) and isinstance(frame.maps[0], Order)
+        else -1
+        for frame in frames
+    ]
+    most = max(set(parents), key=parents.count, default=-1)
+    return None if most < 0 else most
+
+
+class Together(NamedTuple):
+    """What a walk together has found of one data set."""
+
+    walked: Walked
+    x: Float[np.ndarray, "n d"]
+    n_gradients: int
+    seconds: float
+
+
+@dataclasses.dataclass
+class _Set:
+    """One data set on its way."""
+
+    frame: AbstractFrame
+    start: tuple[np.ndarray, np.ndarray]
+    states: States
+    log_step: float
+    n_gradients: int
+    parts: list[tuple[np.ndarray, ...]] = dataclasses.field(default_factory=list)  # rows of its stretches
+    rounds: tuple[Round, ...] = ()
+    verdict: Verdict | None = None
+    seconds: float = 0.0
+
+
+@compiled
+def _begun(stack: Stack, parent: Any, points: tuple[Array, ...], keys: Array) -> tuple:
+    def one(target: AbstractTarget, key: Array) -> tuple:
+        found = framed(target, points, None if parent is None else len(parent))
+        return found, begun(target, found, points[1], key)
+
+    return stack.each(one, keys, in_turn=True)
+
+
+@compiled
+def _walked(stack: Stack, frames: Any, states: States, log_steps: Array, keys: Array) -> tuple:
+    return stack.each(lambda target, *args: walked(target, *args, _STRETCH), frames, states, log_steps, keys)
+
+
+@compiled
+def _judged(stack: Stack, frames: Any, draws: Draws, starts: Draws) -> Judged:
+    def one(target: AbstractTarget, frame: AbstractFrame, draws: Draws, start: Draws) -> Judged:
+        layout = Layout(len(draws.z) // _CHAINS, GROUPS, SIBLINGS)
+        values, started = (constrained(target, frame, some) for some in (draws, start))
+        return judged(draws, values, start, started, layout)
+
+    return stack.each(one, frames, draws, starts, in_turn=True)
+
+
+def walk_together(
+    stack: Stack, count: int, k: int, parent: int | None, tol: float, seed: int, advance: Callable[[], None]
+) -> list[Together | None]:
+    """The walks of `count` data sets with k constrained parameters each, in affine frames or in those of a parent; None
+    for data sets that are left to `fit`.
+    """
+    size = _block(count, families_of(_CHAINS * _TRANSITIONS[-1], stack.target.dim, k)[-1].size(stack.target.dim, k))
+    found: list[Together | None] = [None] * count
+    waiting: dict[int, _Set] = {}
+
+    def begin(rows: np.ndarray) -> None:
+        waiting.update(_first_round(stack, rows, size, parent, seed))
+
+    def go_on(i: int, rows: np.ndarray) -> None:
+        _next_round(stack, rows, size, [waiting[row] for row in rows], i, seed)
+        for row in rows:
+            if _converged(waiting[row], tol):
+                found[row] = _result(waiting.pop(row), stack.target.dim)
+                advance()
+
+    _in_blocks(begin, np.arange(count), size)
+    for i in range(1, len(_TRANSITIONS)):
+        _in_blocks(functools.partial(go_on, i), np.array(sorted(waiting), int), size)
+    return found
+
+
+def _block(count: int, images: int) -> int:
+    """How many data sets at once: on a CPU, where most is done in turn, an eighth; elsewhere what memory bears."""
+    if jax.default_backend() == "cpu":
+        return min(count, max(_LEAST_BLOCK, -(-count // 8)))
+    return int(np.clip(_NUMBERS // (_CHAINS * _TRANSITIONS[-1] * images), 1, count))
+
+
+def _in_blocks(step: Callable[[np.ndarray], None], rows: np.ndarray, size: int) -> None:
+    """The first block alone, since it compiles; the others on as many threads as there are cores."""
+    blocks = [rows[i : i + size] for i in range(0, len(rows), size)]
+    for block in blocks[:1]:
+        step(block)
+    if len(blocks) > 1:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        with ThreadPoolExecutor(cores if jax.default_backend() == "cpu" else 1) as pool:
+            context = [contextvars.copy_context() for _ in blocks[1:]]
+            list(
+                pool.map(
+                    lambda given: given[0].run(_with_double, step, given[1]), zip(context, blocks[1:], strict=True)
+                )
+            )
+
+
+def _with_double(step: Callable[[np.ndarray], None], rows: np.ndarray) -> None:
+    """JAX's precision is each thread's own."""
+    with jax.enable_x64(True):
+        step(rows)
+
+
+def _filled(rows: np.ndarray, size: int) -> np.ndarray:
+    """As many rows as are compiled for."""
+    return np.concatenate([rows, np.repeat(rows[:1], size - len(rows))])
+
+
+def _keys(rows: np.ndarray, seed: int, turn: int) -> Array:
+    key = jax.random.fold_in(jax.random.key(seed), turn)
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
+
+
+def _first_round(stack: Stack, rows: np.ndarray, size: int, parent: int | None, seed: int) -> dict[int, _Set]:
+    """Frames, chains and the first draws of a block, and a first look at them."""
+    started, filled = time.monotonic(), _filled(rows, size)
+    points = points_of(stack.target.dim, seed)
+    given = None if parent is None else np.zeros(parent)
+    found, chains = _begun(stack.some(filled), given, points, _keys(filled, seed, 0))
+    found, chains = jax.tree.map(np.asarray, (found, chains))
+    before = gradients_before(points, int(found.sweeps.max()), parent is not None)
+    before += _CHAINS * int(chains.leaps.max())
+    seconds = (time.monotonic() - started) / len(rows)
+    sets = {
+        int(row): _Set(*(_row(part, j) for part in (found.frame, chains.start, chains.states, chains.log_step)), before)
+        for j, row in enumerate(rows)
+        if not chains.lone[j]
+    }
+    for one in sets.values():
+        one.seconds = seconds
+    if sets:
+        own = np.array(sorted(sets))
+        _next_round(stack, own, size, [sets[row] for row in own], 0, seed)
+    return sets
+
+
+def _next_round(stack: Stack, rows: np.ndarray, size: int, sets: list[_Set], i: int, seed: int) -> None:
+    """Further draws of these data sets, and the verdict on all of them."""
+    started, filled = time.monotonic(), _filled(rows, size)
+    own = stack.some(filled)
+    every = [*sets, *sets[:1] * (size - len(sets))]
+    frames, states, starts, steps = (
+        _side_by_side([getattr(one, name) for one in every]) for name in ("frame", "states", "start", "log_step")
+    )
+    for turn in range(_TRANSITIONS[i - 1] if i else 0, _TRANSITIONS[i], _STRETCH):
+        keys = _keys(filled, seed, turn + 1)
+        states, stretches = jax.tree.map(np.asarray, _walked(own, frames, states, steps, keys))
+        leaps = int(stretches.leaps.max(axis=0).sum())
+        for j, one in enumerate(sets):
+            one.parts.append(_row(tuple(stretches[2:]), j))
+            one.n_gradients += _CHAINS * leaps
+    for j, one in enumerate(sets):
+        one.states = _row(states, j)
+    d = stack.target.dim
+    draws = Draws(*(np.stack([_joined(one, part).reshape(-1, d) for one in every]) for part in (0, 1)))
+    verdicts = jax.tree.map(np.asarray, _judged(own, frames, draws, Draws(*starts)))
+    seconds = (time.monotonic() - started) / len(sets)
+    for j, one in enumerate(sets):
+        _record(one, _row(verdicts, j), d, seconds)
+
+
+def _row(tree: Any, j: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[j], tree)
+
+
+def _side_by_side(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def _joined(one: _Set, part: int) -> np.ndarray:
+    return np.concatenate([rows[part] for rows in one.parts])
+
+
+def _record(one: _Set, judged: Judged, d: int, seconds: float) -> None:
+    """The verdict of a round, and what was measured in it."""
+    n, k = len(judged.weights), len(judged.mean)
+    families = ["uniform weights", *(family.name for family in families_of(n, d, k))]
+    verdict = Verdict(
+        weights=judged.weights,
+        ess=float(judged.ess),
+        residual=float(judged.residual),
+        family=families[int(judged.family)],
+        error=Error(judged.error[:k], judged.error[k:]),
+        memory=float(judged.memory),
+        mixed=bool(judged.mixed),
+        agree=bool(judged.agree),
+        estimate=(judged.mean, judged.sd),
+    )
+    acceptance, factors, stiff = (_joined(one, part) for part in (3, 4, 5))
+    usual = factors == 1.0
+    before = sum(found.n_gradients for found in one.rounds)
+    one.verdict = confirmed(verdict, one.verdict, GROUPS)
+    one.rounds = (
+        *one.rounds,
+        Round(
+            name=f"round {len(one.rounds) + 1}", n_draws=n, error=one.verdict.error.largest, family=verdict.family,
+            ess=verdict.ess, memory=verdict.memory, acceptance=float(acceptance[usual].mean()),
+            trajectories=int(usual.sum()) * _CHAINS, stiff=float(stiff[usual].mean()), shortened=False,
+            n_gradients=one.n_gradients - before, seconds=seconds,
+        ),
+    )  # fmt: skip
+    one.seconds += seconds
+
+
+def _converged(one: _Set, tol: float) -> bool:
+    """As in `Walk`; and with steps whose trajectories were not cut short."""
+    verdict = one.verdict
+    assert verdict is not None
+    good = 2.0 * verdict.error.largest <= tol and verdict.mixed and verdict.agree
+    whole = bool(np.all(_joined(one, 7) < MOST_LEAPS))
+    return bool(good and whole and not too_stiff(one.rounds[-1], tol))
+
+
+def _result(one: _Set, d: int) -> Together:
+    z, scores = (_joined(one, part).reshape(-1, d) for part in (0, 1))
+    assert one.verdict is not None
+    found = Walked(
+        error=one.verdict.error,
+        rounds=one.rounds,
+        frame=one.frame,
+        layout=Layout(len(z) // _CHAINS, GROUPS, SIBLINGS),
+        z=z,
+        scores=scores,
+        log_densities=_joined(one, 2).ravel(),
+        verdict=one.verdict,
+    )
+    return Together(found, placed(one.frame, z).x, one.n_gradients, one.seconds)
