@@ -1,7 +1,8 @@
 """Array aliases and the precision rule: float64 inside, the user's JAX setting restored after."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import jax
@@ -11,7 +12,7 @@ from jaxtyping import Array, Float
 
 from steinmatch._faults import cause_of
 
-__all__ = ["ArrayLike", "Numbers", "Scalar", "Vector", "float64", "plain"]
+__all__ = ["ArrayLike", "Numbers", "Scalar", "Vector", "as_numpy", "float64", "plain"]
 
 ArrayLike = Any
 if TYPE_CHECKING:  # JAX arrays, NumPy arrays and floats alike; at run time the tests check kind and shape
@@ -42,6 +43,13 @@ def float64(function: Callable[P, T]) -> Callable[P, T]:
                 raise cause from None
 
     return wrapped
+
+
+@contextlib.contextmanager
+def as_numpy() -> Iterator[None]:
+    """JAX with NumPy's rules for ranks and types, whatever the user's, for functions that are written for either."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 def plain(tree: Any) -> Any:

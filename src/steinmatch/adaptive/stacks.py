@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from steinmatch._types import Numbers, as_numpy
 from steinmatch.adaptive.chains import Round, Walked, too_stiff
 from steinmatch.adaptive.judging import Draws, Judged, constrained, families_of, judged
 from steinmatch.adaptive.together import (
@@ -150,7 +151,7 @@ class _Set:
 
 
 @compiled
-def _begun(stack: Stack, parent: Any, points: tuple[Array, ...], keys: Array) -> tuple:
+def _begun(stack: Stack, parent: Any, points: tuple[Numbers, ...], keys: Array) -> tuple:
     def one(target: AbstractTarget, key: Array) -> tuple:
         found = framed(target, points, None if parent is None else len(parent))
         return found, begun(target, found, points[1], key)
@@ -210,7 +211,7 @@ def _in_blocks(step: Callable[[np.ndarray], None], rows: np.ndarray, size: int) 
     """The first block alone, since it compiles; the others on as many threads as there are cores."""
     blocks = [rows[i : i + size] for i in range(0, len(rows), size)]
     for block in blocks[:1]:
-        step(block)
+        _with_double(step, block)
     if len(blocks) > 1:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         with ThreadPoolExecutor(cores if jax.default_backend() == "cpu" else 1) as pool:
@@ -224,7 +225,7 @@ def _in_blocks(step: Callable[[np.ndarray], None], rows: np.ndarray, size: int) 
 
 def _with_double(step: Callable[[np.ndarray], None], rows: np.ndarray) -> None:
     """JAX's precision is each thread's own."""
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), as_numpy():
         step(rows)
 
 

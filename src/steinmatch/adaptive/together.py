@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from steinmatch._types import Scalar
+from steinmatch._types import Numbers, Scalar
 from steinmatch.adaptive.conditional import NORMAL_GRID
 from steinmatch.adaptive.frames import normal_points
 from steinmatch.adaptive.walks import CAUTION, CHUNK, States, Stretch, transitions
@@ -62,7 +62,7 @@ def points_of(d: int, seed: int) -> tuple[Float[np.ndarray, "n d"], Float[np.nda
     return most, normal_points(_FRESH, d, seed + 1), normal_points(max(_GIVEN, 2 * d), max(d - 1, 1), seed + 2)
 
 
-def gradients_before(points: tuple[Array, ...], sweeps: int, parent: bool) -> int:
+def gradients_before(points: tuple[Numbers, ...], sweeps: int, parent: bool) -> int:
     """What frame, fresh points and scouts take of each data set, all of a block waiting for the last one's frame."""
     own, fresh, given = map(len, points)
     before = own * (len(START_SCALES) + sweeps) + fresh + _SCOUTS * _ASCENTS
@@ -125,9 +125,9 @@ def _lower(root: Array) -> Array:
     return jnp.linalg.cholesky(root @ root.T)
 
 
-def framed(target: AbstractTarget, points: tuple[Array, ...], parent: int | None) -> Framed:
+def framed(target: AbstractTarget, points: tuple[Numbers, ...], parent: int | None) -> Framed:
     """The affine frame, from the best of several scales; or that of a parent on top of it."""
-    z, _, given = points
+    z, _, given = map(jnp.asarray, points)
     d = z.shape[1]
     density: Callable[[Array], Array] = target.log_density  # type: ignore[assignment]
     starts = [_begin(density, jnp.zeros(d), s * jnp.eye(d), jnp.asarray(d * np.log(s)), z) for s in START_SCALES]
@@ -260,9 +260,9 @@ def walked(
     return states, Stretch(states, log_step, *rows)
 
 
-def _factors(count: int) -> Float[np.ndarray, " t"]:
+def _factors(count: int) -> Float[Array, " t"]:
     """One trajectory in eight is cautious, as in `chains.step_factors`."""
-    return np.where(np.arange(count) % (2 * CHUNK) == 0, CAUTION, 1.0)
+    return jnp.where(jnp.arange(count) % (2 * CHUNK) == 0, CAUTION, 1.0)
 
 
 def _astray(target: PulledBack, fresh: Float[Array, "n d"]) -> Array:
@@ -272,7 +272,7 @@ def _astray(target: PulledBack, fresh: Float[Array, "n d"]) -> Array:
     d = fresh.shape[1]
     z = fresh[:_SCOUTS] * jnp.asarray(np.resize(_REACH, _SCOUTS))[:, None]
 
-    def ascend(_: int, z: Array) -> Array:
+    def ascend(_: Array, z: Array) -> Array:
         scores = jnp.nan_to_num(jax.vmap(target.score)(z))
         size = jnp.linalg.norm(scores, axis=1, keepdims=True)
         away = jnp.linalg.norm(z, axis=1, keepdims=True)
