@@ -18,6 +18,7 @@ from steinmatch.measures.weights import systematic
 from steinmatch.solvers.base import Budget, Problem
 from steinmatch.targets import AbstractTarget, Evaluations, Target, constrained_values
 from steinmatch.targets.base import Gradient
+from steinmatch.targets.data import rows_of
 from steinmatch.targets.files import Streamed
 
 _LOOKED_AT = 16  # points at which a score is compared with differences of its log density
@@ -64,19 +65,20 @@ def first_particles(
 
 
 def from_a_sample(target: AbstractTarget, seed: int, budget: Budget) -> tuple[Walked | None, int]:
-    """For data that are read in passes a walk from which the fit goes on: its frame is that of as many rows as fit into
-    one chunk, each counted as often as makes up for the others. And how many gradients that took, of all rows.
+    """For data that are read in passes a walk from which the fit goes on: its frame is that of some of the rows, each
+    counted as often as makes up for the others. And how many gradients that took, of all rows.
     """
     density = target.log_density
     if not isinstance(density, Streamed):
         return None, 0
-    sample = Target(density.on_a_sample(), dim=target.dim)
+    few = density.on_a_sample()
+    sample = Target(few, dim=target.dim)
     particles = jax.device_put(np.random.default_rng(seed).normal(size=(_LOOKED_AT, target.dim)))
     problem = Problem(sample, Linear(), jax.device_put(np.full(_LOOKED_AT, 1.0 / _LOOKED_AT)))
     own = Budget(max_seconds=budget.max_seconds)
     with one_thread():
         found = Walk(_COARSE, seed=seed, centred=False).solve(problem, particles, own, lambda iterate: None)
-    share = min(1.0, density.chunk / density.source.rows)
+    share = rows_of(few.data) / density.source.rows
     return found.outcome, int(np.ceil(share * found.n_gradients))
 
 

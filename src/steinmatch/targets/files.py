@@ -25,6 +25,9 @@ from steinmatch.targets.parameters import Unflatten
 
 _NUMBERS_READ = 2**24  # of one chunk: 64 or 128 MiB
 
+_PIECE = 4  # chunks of compiled code that are handed over at a time
+_SHARE = 4  # of a chunk: the sample that a fit begins with is in memory three times for a while
+
 Rows = Any  # a tree of arrays (rows, ...)
 
 
@@ -47,7 +50,7 @@ class Source:
         """About `count` rows, evenly spread over all of them: one pass."""
         step, first, found = max(1, self.rows // count), 0, []
         for chunk in self.chunks(size):
-            length = len(jax.tree.leaves(chunk)[0])
+            length = _length(chunk)
             found.append(jax.tree.map(lambda leaf, skip=-first % step: np.array(leaf[skip::step]), chunk))
             first += length
         return _joined(found)
@@ -115,7 +118,7 @@ class ArrowFiles(Source):
         self.passes += 1
         for path in self.paths:
             if _is_parquet(path):
-                with pq.ParquetFile(path, memory_map=True, pre_buffer=False) as file:
+                with pq.ParquetFile(path, pre_buffer=False) as file:
                     for batch in file.iter_batches(batch_size=size):
                         yield self._arrays(batch, path)
             else:
@@ -185,12 +188,14 @@ class Streamed(eqx.Module):
         """log p and its gradient at all points, by one pass over the data."""
         prior = OnData(self.log_prior, self.log_likelihood, None, 1, self.unflatten, self.dtype)
         values, scores = map(np.asarray, _prior_terms(prior, x))
+        inner = at_once(self.source.numbers)
         for rows in self.source.chunks(self.chunk):
-            check_time()
-            inner = min(at_once(self.source.numbers), len(jax.tree.leaves(rows)[0]))
-            part = OnData(self.log_prior, self.log_likelihood, rows, inner, self.unflatten, self.dtype)
-            more = _terms(part, x)
-            values, scores = values + np.asarray(more[0]), scores + np.asarray(more[1])
+            for piece in _pieces(rows, _PIECE * inner):  # JAX copies what it is given
+                check_time()
+                size = min(inner, _length(piece))
+                part = OnData(self.log_prior, self.log_likelihood, piece, size, self.unflatten, self.dtype)
+                more = _terms(part, x)
+                values, scores = values + np.asarray(more[0]), scores + np.asarray(more[1])
         return values, scores
 
     def __call__(self, x: Vector) -> Scalar:
@@ -202,9 +207,9 @@ class Streamed(eqx.Module):
         return value(x)
 
     def on_a_sample(self) -> OnData:
-        """The same on rows that fit into one chunk, counted as often as makes up for the others."""
-        rows = self.source.some(self.chunk, self.chunk)
-        held = len(jax.tree.leaves(rows)[0])
+        """The same on a share of a chunk's rows, counted as often as makes up for the others."""
+        rows = self.source.some(max(1, self.chunk // _SHARE), self.chunk)
+        held = _length(rows)
         likelihood = _Counted(self.log_likelihood, self.source.rows / held)
         inner = min(at_once(self.source.numbers), held)
         return OnData(self.log_prior, likelihood, jax.tree.map(jnp.asarray, rows), inner, self.unflatten, self.dtype)
@@ -242,6 +247,15 @@ def _from_host(density: Streamed, x: Vector) -> tuple[Array, Array]:
 
     value, score = on_host(call, ((), x.shape), x, many=True, name="the pass over the data")
     return value, score
+
+
+def _length(rows: Rows) -> int:
+    return len(jax.tree.leaves(rows)[0])
+
+
+def _pieces(rows: Rows, size: int) -> Iterator[Rows]:
+    for i in range(0, _length(rows), size):
+        yield jax.tree.map(lambda leaf, i=i: leaf[i : i + size], rows)
 
 
 def _joined(parts: list[Rows]) -> Rows:
