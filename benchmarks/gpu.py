@@ -13,6 +13,7 @@ import importlib.metadata
 import platform
 import time
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,6 +23,7 @@ import optax
 
 import steinmatch as sm
 from benchmarks._common import median_seconds, queued_seconds
+from benchmarks.scale import school_data, school_target, together, wrongly_converged
 from steinmatch.kernels import AbstractRadialKernel
 from steinmatch.kernels.forms import feature_velocity
 from steinmatch.measures.velocity import in_single
@@ -74,6 +76,7 @@ def rbf_steps(sizes: tuple[int, ...]) -> None:
             cells.append(f"{name} {1e3 * seconds:.2f} ({np.linalg.norm(off) / np.linalg.norm(truth):.1e})")
         if n <= 20_000:
             cells.append(f"NumPyro {1e3 * numpyro_step(n):.1f}")
+            cells.append(f"BlackJAX {1e3 * blackjax_step(n):.1f}")
         tell(f"  n = {n:>7,}: " + ", ".join(cells))
 
 
@@ -89,6 +92,16 @@ def numpyro_step(n: int) -> float:
     state = svgd.init(jax.random.key(0))
     step = jax.jit(lambda state: svgd.update(state)[0])
     return median_seconds(lambda: step(state).optim_state)
+
+
+def blackjax_step(n: int) -> float:
+    import blackjax
+    from blackjax.vi.svgd import rbf_kernel, update_median_heuristic
+
+    svgd: Any = blackjax.svgd(lambda x: -x, optax.adagrad(RATE), rbf_kernel, update_median_heuristic)
+    state = svgd.init(jax.random.normal(jax.random.key(0), (n, DIM), jnp.float32))
+    step = jax.jit(lambda state: svgd.step(state))
+    return median_seconds(lambda: step(state))
 
 
 def feature_step(n: int = 10**6, m: int = 1024) -> None:
@@ -144,31 +157,86 @@ def logistic(rows: int = 10**6, columns: int = 50) -> None:
         fit = sm.fit(target, progress=False)
         times.append(time.monotonic() - started)
     off = np.max(np.abs(fit.mean + w) / fit.sd)
+    _say_logistic(fit, times, off, rows, columns)
+    for name, run in (("NUTS, 300 + 700", logistic_by_nuts), ("SVI, AutoMultivariateNormal", logistic_by_svi)):
+        started = time.monotonic()
+        mean, sd = run(jnp.asarray(-signed))
+        seconds = time.monotonic() - started
+        errors = np.max(np.abs(mean - fit.mean) / fit.sd), np.max(np.abs(sd / fit.sd - 1.0))
+        tell(f"  NumPyro, {name}: {seconds:.1f} s; off by {errors[0]:.3f} sds in a mean, {errors[1]:.3f} in an sd")
+
+
+def _regression(signed):
+    import numpyro
+    import numpyro.distributions as dist
+
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([signed.shape[1]]).to_event(1))
+    numpyro.factor("likelihood", jnp.sum(jax.nn.log_sigmoid(signed @ w)))
+
+
+def logistic_by_nuts(signed) -> tuple[np.ndarray, np.ndarray]:
+    from numpyro.infer import MCMC, NUTS
+
+    mcmc = MCMC(NUTS(_regression), num_warmup=300, num_samples=700, progress_bar=False)
+    mcmc.run(jax.random.key(0), signed)
+    draws = np.asarray(mcmc.get_samples()["w"])
+    return draws.mean(axis=0), draws.std(axis=0)
+
+
+def logistic_by_svi(signed) -> tuple[np.ndarray, np.ndarray]:
+    from numpyro.infer import SVI, Trace_ELBO
+    from numpyro.infer.autoguide import AutoMultivariateNormal
+    from numpyro.optim import Adam
+
+    guide = AutoMultivariateNormal(_regression, init_scale=1e-3)
+    svi = SVI(_regression, guide, Adam(1e-3), Trace_ELBO())
+    found = svi.run(jax.random.key(0), 5000, signed, progress_bar=False)
+    posterior = guide.get_posterior(found.params)
+    return np.asarray(posterior.mean), np.sqrt(np.diagonal(np.asarray(posterior.covariance_matrix)))
+
+
+def _say_logistic(fit: sm.Fit, times: list[float], off: float, rows: int, columns: int) -> None:
+    assert fit.error is not None
     tell(
         f"logistic regression {rows:,} x {columns}: first {times[0]:.1f} s, warm {times[1]:.2f} s, {fit.n_gradients:,} "
         f"gradients, converged {fit.converged}, stated error {fit.error.largest:.1e}; truth at most {off:.1f} sds away"
     )
 
 
+def many(count: int = 1000) -> None:
+    for turn in ("first", "warm, other data"):
+        data = school_data(count) if turn == "first" else {k: v[::-1].copy() for k, v in school_data(count).items()}
+        started = time.monotonic()
+        fits = sm.fit_many(school_target, data, progress=False)
+        seconds = time.monotonic() - started
+        wrong = wrongly_converged(fits, data)
+        tell(
+            f"fit_many, {count:,} eight schools, {turn}: {seconds:.1f} s, converged {int(fits.converged.sum())}, of "
+            f"these wrong {wrong}; {together(fits)} walked together, {fits.n_gradients:,} gradients"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    parser.add_argument("parts", nargs="*", help="steps, features, solves, fits; all by default")
+    parser.add_argument("parts", nargs="*", help="steps, features, solves, fits, many; all by default")
     options = parser.parse_args()
     out = options.out
     if jax.default_backend() != "gpu":
         print("benchmarks.gpu: JAX sees no GPU here; nothing to measure.")
         return
     jax.config.update("jax_enable_x64", True)
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "numpyro"))
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "numpyro", "blackjax"))
     tell(f"{datetime.date.today()}, {jax.devices()[0].device_kind}, {versions}, Python {platform.python_version()}")
     parts = {
         "steps": lambda: rbf_steps((10_000, 131_072, 262_144)),
+        "step": lambda: rbf_steps((10_000,)),
         "features": feature_step,
         "solves": levenberg_marquardt,
         "fits": logistic,
+        "many": many,
     }
-    for name in options.parts or parts:
+    for name in options.parts or [part for part in parts if part != "step"]:
         try:
             parts[name]()
         except Exception as error:
