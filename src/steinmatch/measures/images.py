@@ -207,7 +207,8 @@ def all_images(
     """psi of the fields of all families up to this one. Those of a value's own fields span the same functions whatever
     the mean and sd that it is standardised by.
     """
-    parts = [scores, *(own_images(values, mean, sd, degree) for degree in range(1, OWN_DEGREE + 1))]
+    own = OWN_DEGREE if family.linear or family.cubic else family.own
+    parts = [scores, *(own_images(values, mean, sd, degree) for degree in range(1, own + 1))]
     if family.linear:
         parts.append(linear_images(z, scores))
     if family.cubic:

@@ -170,7 +170,7 @@ def first_bound(
     candidates = []
     for scale in scales:
         frame = AffineMap(shift, np.diag(scale * sd)) if begun is None else begun
-        state = AffineState(z, own, frame, _bound(evaluate, frame, z), diagonal, 1.0, _NO_GAINS)
+        state = AffineState(z, own, frame, _bound(evaluate, frame, z, diagonal), diagonal, 1.0, _NO_GAINS)
         candidates.append(state)
     finite = [state for state in candidates if usable(state.bound)]
     return max(finite, key=_merit) if finite else candidates[0]
@@ -196,13 +196,15 @@ def bound_error(state: AffineState) -> float:
     return _error(state.bound, state.diagonal)
 
 
-def _bound(evaluate: Evaluate, frame: AffineMap, z: np.ndarray) -> Bound:
+def _bound(evaluate: Evaluate, frame: AffineMap, z: np.ndarray, diagonal: bool) -> Bound:
     root = np.asarray(frame.root)
-    values, scores = evaluate(z @ root.T + np.asarray(frame.shift))
+    scale = np.diagonal(root)
+    values, scores = evaluate((z * scale if diagonal else z @ root.T) + np.asarray(frame.shift))
     with np.errstate(all="ignore"):
-        value = float(np.mean(values) + np.sum(np.log(np.abs(np.diagonal(root)))))
-        product = z.T @ scores @ root / len(z)
-        return Bound(value, root.T @ np.mean(scores, axis=0), -0.5 * (product + product.T))
+        value = float(np.mean(values) + np.sum(np.log(np.abs(scale))))
+        product, mean = z.T @ scores / len(z), np.mean(scores, axis=0)
+        product, gradient = (product * scale, scale * mean) if diagonal else (product @ root, root.T @ mean)
+        return Bound(value, gradient, -0.5 * (product + product.T))
 
 
 def usable(bound: Bound) -> bool:
@@ -224,26 +226,35 @@ def _error(bound: Bound, diagonal: bool) -> float:
 
 def _moved(
     frame: AffineMap, bound: Bound, length: float, trust: float, diagonal: bool
-) -> tuple[AffineMap, np.ndarray, np.ndarray, np.ndarray, bool]:
-    """The frame after a step of this length, the rotation Q of z that keeps L triangular (x = L Q^T z), the step
-    itself (shift, log of the stretch) in the new coordinates, and whether the trust region limited it.
+) -> tuple[AffineMap, np.ndarray | None, np.ndarray, np.ndarray, bool]:
+    """The frame after a step of this length, the rotation Q of z that keeps L triangular (x = L Q^T z; none of a
+    diagonal one), the step itself (shift, log of the stretch) in the new coordinates, and whether the trust region
+    limited it.
     """
-    root = np.asarray(frame.root)
-    values, vectors = np.linalg.eigh(np.diag(np.diagonal(bound.curvature)) if diagonal else bound.curvature)
+    root, centre = np.asarray(frame.root), np.asarray(frame.shift)
+    vectors = None
+    if diagonal:
+        values = np.diagonal(bound.curvature)
+    else:
+        values, vectors = np.linalg.eigh(bound.curvature)
     clip, far = _CLIP * trust, _FAR * np.sqrt(len(values)) * trust
     limited = bool(np.abs(values).max() > clip)
     values = np.clip(np.abs(values), 1.0 / clip, clip)
-    shift = vectors @ ((vectors.T @ bound.gradient) / values)
+    shift = bound.gradient / values if vectors is None else vectors @ ((vectors.T @ bound.gradient) / values)
     # A step far outside of the particles' own spread is only trusted for its direction.
     distance = float(np.linalg.norm(shift))
     limited = limited or bool(distance > far)
     shift = shift * min(1.0, far / max(distance, 1e-300))
+    if vectors is None:
+        scale = np.diagonal(root)
+        moved = AffineMap(centre + length * scale * shift, np.diag(scale * values ** (-0.5 * length)))
+        return moved, None, shift, np.diag(-0.5 * np.log(values)), limited
     log_scale = vectors @ (-0.5 * np.log(values)[:, None] * vectors.T)
     stretch = vectors @ (values[:, None] ** (-0.5 * length) * vectors.T)
     rotation, upper = np.linalg.qr((root @ stretch).T)
     signs = np.where(np.diagonal(upper) < 0.0, -1.0, 1.0)
     rotation, lower = rotation * signs[None, :], (upper * signs[:, None]).T
-    moved = AffineMap(np.asarray(frame.shift) + length * (root @ shift), lower)
+    moved = AffineMap(centre + length * (root @ shift), lower)
     return moved, rotation, rotation.T @ shift, rotation.T @ log_scale @ rotation, limited
 
 
@@ -252,14 +263,14 @@ def _step(evaluate: Evaluate, state: AffineState) -> AffineState:
     length, trust = min(1.0, 2.0 * state.length), state.trust
     for _ in range(_HALVINGS):
         frame, rotation, shift, log_scale, limited = _moved(state.frame, state.bound, length, trust, state.diagonal)
-        z = state.z @ rotation
-        bound = _bound(evaluate, frame, z)
+        z = state.z if rotation is None else state.z @ rotation
+        bound = _bound(evaluate, frame, z, state.diagonal)
         gain = _gain(state.bound, bound, rotation, shift, log_scale, length)
         # Near the solution the rise of B drowns in its rounding; the equations themselves then decide.
         rounding = 1e-12 * (1.0 + abs(float(np.nan_to_num(state.bound.value))))
         closer = abs(gain) <= rounding and _error(bound, state.diagonal) < _error(state.bound, state.diagonal)
         if usable(bound) and (gain > rounding or closer):
-            own = z if state.own is state.z else state.own @ rotation
+            own = z if state.own is state.z else state.own if rotation is None else state.own @ rotation
             wider = min(_GROWTH * trust, _MOST) if limited and length == 1.0 else trust
             return AffineState(z, own, frame, bound, state.diagonal, length, (*state.gains, gain), wider)
         if trust > 1.0:
@@ -270,7 +281,12 @@ def _step(evaluate: Evaluate, state: AffineState) -> AffineState:
 
 
 def _gain(
-    before: Bound, after: Bound, rotation: np.ndarray, shift: np.ndarray, log_scale: np.ndarray, length: float
+    before: Bound,
+    after: Bound,
+    rotation: np.ndarray | None,
+    shift: np.ndarray,
+    log_scale: np.ndarray,
+    length: float,
 ) -> float:
     """How much the bound rose; without a log density by the trapezoidal rule on its derivative along the step."""
     if not np.isnan(before.value):
@@ -279,5 +295,5 @@ def _gain(
     def slope(bound: Bound, shift: np.ndarray, log_scale: np.ndarray) -> float:
         return float(bound.gradient @ shift + np.sum((np.eye(len(shift)) - bound.curvature) * log_scale))
 
-    old = slope(before, rotation @ shift, rotation @ log_scale @ rotation.T)
-    return 0.5 * length * (old + slope(after, shift, log_scale))
+    back = (shift, log_scale) if rotation is None else (rotation @ shift, rotation @ log_scale @ rotation.T)
+    return 0.5 * length * (slope(before, *back) + slope(after, shift, log_scale))
