@@ -11,7 +11,8 @@ from steinmatch.adaptive.conditional import NORMAL_GRID
 from steinmatch.adaptive.frames import cloud, log_weights, normal_points
 from steinmatch.adaptive.pairs import fit_pair
 from steinmatch.adaptive.parents import _quantiles, fit_parent, likely_parents
-from steinmatch.coordinates import AffineMap
+from steinmatch.adaptive.slim import begin_slim, climb_slim
+from steinmatch.coordinates import AffineMap, LowRank
 from steinmatch.solvers.base import Budget, Problem
 from steinmatch.targets import Evaluations
 
@@ -353,3 +354,45 @@ def test_no_pair_where_the_marginal_does_not_end():
     evaluate = Evaluations(target)
     points = cloud(evaluate, affine, normal_points(64, 4, 0))
     assert fit_pair(evaluate, affine, affine, points, (0, 1), seed=0) is None
+
+
+def test_the_frame_of_many_dimensions_of_a_gaussian():
+    """Scales over four decades, three wide and three narrow directions: found with few gradients."""
+    d, rng = 300, np.random.default_rng(0)
+    scales, directions = 10.0 ** rng.uniform(-2.0, 2.0, size=d), np.linalg.qr(rng.normal(size=(d, 6)))[0]
+    stretch = np.array([8.0, 4.0, 3.0, 0.3, 0.2, 0.1])
+    root = scales[:, None] * (np.eye(d) + (directions * (stretch - 1.0)) @ directions.T)
+    mean = 5.0 * scales * rng.normal(size=d)
+    target = sm.targets.Gaussian(mean, root @ root.T)
+    evaluate = Evaluations(target, 32)
+    state, done = begin_slim(evaluate, np.zeros(d), np.ones(d), 0), False
+    while not done:
+        state, done = climb_slim(evaluate, state, 0)
+    own = state.frame.pull(np.eye(d))  # the root
+    whitened = np.linalg.solve(root, own)
+    assert evaluate.n_gradients < 20 * d
+    assert np.linalg.cond(whitened) < 3.0  # from 80 with scales alone; the rest is noise of few points
+    assert np.max(np.abs(np.linalg.solve(root, np.asarray(state.frame.shift) - mean))) < 0.5
+
+
+def test_a_hierarchical_model_of_many_dimensions_is_right():
+    """y_i ~ N(scale x_i, 1), 520 of them, with a scale of its own; truth by quadrature over the scale."""
+    rng = np.random.default_rng(3)
+    y = 1.5 * rng.normal(size=520) + rng.normal(size=520)
+
+    def log_density(x):
+        return -0.5 * jnp.sum(x**2) - 0.5 * jnp.sum((y - jnp.exp(x[0]) * x[1:]) ** 2)
+
+    fit = sm.fit(sm.Target(log_density, dim=521), tol=0.05, progress=False)
+    logs = np.linspace(-5.0, 3.0, 4001)
+    square = 1.0 + np.exp(2.0 * logs)
+    weights = -0.5 * logs**2 - 0.5 * len(y) * np.log(square) - 0.5 * np.sum(y**2) / square
+    weights = np.exp(weights - weights.max())
+    weights /= weights.sum()
+    slope = np.exp(logs) / square
+    mean = np.concatenate([[weights @ logs], (weights @ slope) * y])
+    spread = weights @ slope**2 - (weights @ slope) ** 2
+    sd = np.sqrt(np.concatenate([[weights @ (logs - mean[0]) ** 2], weights @ (1.0 / square) + spread * y**2]))
+    assert fit.converged, fit.reason
+    assert np.max(np.abs(fit.mean - mean) / sd) < 0.05 and np.max(np.abs(fit.sd / sd - 1.0)) < 0.05
+    assert isinstance(fit.walked.frame.maps[0], LowRank) and fit.n_gradients < 60_000

@@ -10,6 +10,7 @@ from steinmatch.coordinates import (
     AbstractFrame,
     AffineMap,
     Composed,
+    LowRank,
     Order,
     Pair,
     Parent,
@@ -21,7 +22,7 @@ from steinmatch.coordinates import (
     push_scores,
     whiten_all,
 )
-from steinmatch.coordinates.plainly import derivatives, placed, unplaced
+from steinmatch.coordinates.plainly import derivatives, placed, rows, unplaced
 from steinmatch.solvers.affine import Affine
 
 D = 4
@@ -45,6 +46,21 @@ def _pair() -> Pair:
     plane = np.array([0.3, -1.0]), np.array([[0.8, 0.0], [0.5, 1.3]])
     places = np.sinh(0.5 * grid) + 0.3 * grid
     return Pair.over(plane, grid, places, across, quantiles, knots, means, units * scales[:, None, :])
+
+
+def _low_rank() -> LowRank:
+    rng = np.random.default_rng(4)
+    whole = LowRank.over(rng.normal(size=D), np.exp(0.3 * rng.normal(size=D)), *rng.normal(size=(2, D, 2)))
+    return whole.stretched(rng.normal(size=D), np.exp(0.3 * rng.normal(size=D))).turned(*rng.normal(size=(2, D, 1)))
+
+
+def _unsheared() -> Parent:
+    rng = np.random.default_rng(5)
+    grid, knots = np.linspace(-3.0, 3.0, 7), np.array([-4.0, -1.5, 0.5, 2.0, 5.0])
+    places = np.sinh(0.5 * grid) + 0.3 * grid
+    return Parent.unsheared(
+        (grid, places), knots, rng.normal(size=(5, D - 1)), np.exp(0.5 * rng.normal(size=(5, D - 1)))
+    )
 
 
 def test_a_few_matrices_mix_to_all_shears_within_the_tolerance():
@@ -73,6 +89,8 @@ FRAMES: dict[str, AbstractFrame] = {
     "order": Order(jnp.array([2, 0, 3, 1])),
     "parent": _parent(),
     "pair": _pair(),
+    "low rank": _low_rank(),
+    "parent without shears": Composed((_low_rank().without(2), Order(jnp.array([2, 0, 3, 1])), _unsheared())),
     "composed": Composed((Order(jnp.array([2, 0, 3, 1])), _parent())),
 }
 TWO_PARENTS = Composed((FRAMES["composed"], Composed((Order(jnp.array([1, 3, 2, 0])), _parent()))))
@@ -115,6 +133,23 @@ def test_pulled_back_score_is_the_gradient_of_the_pulled_back_density(frame, z):
     scores = jax.vmap(TARGET.score)(colour_all(frame, z))
     np.testing.assert_allclose(pull_scores(frame, z, scores), expected, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(push_scores(frame, z, expected), scores, rtol=1e-7, atol=1e-8)
+
+
+def test_derivatives_of_single_coordinates(frame, z):
+    """|grad x_j|^2, grad x_j . v and the Laplacian of x_j, by autodiff."""
+    own, v = np.asarray(z), np.random.default_rng(6).normal(size=z.shape)
+    found = rows(frame, own, v)
+    jacobians, hessians = jax.vmap(jax.jacfwd(frame.colour))(z), jax.vmap(jax.hessian(frame.colour))(z)
+    np.testing.assert_allclose(found.squares, np.sum(jacobians**2, axis=2), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.along, np.einsum("nij,nj->ni", jacobians, v), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.laplacian, np.einsum("nijj->ni", hessians), rtol=1e-9, atol=1e-8)
+
+
+def test_a_coordinate_taken_out_of_the_low_rank_depends_on_no_other():
+    alone = _low_rank().without(2)
+    root = jax.jacfwd(alone.colour)(jnp.zeros(D))
+    others = np.delete(np.arange(D), 2)
+    assert np.all(root[2, others] == 0.0) and np.all(root[others, 2] == 0.0)
 
 
 def test_stein_equations_in_z_are_stein_equations_in_x(frame, z):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import steinmatch as sm
-from steinmatch.coordinates import AffineMap, PulledBack
+from steinmatch.coordinates import AffineMap, LowRank, PulledBack
+from steinmatch.measures import images
 from steinmatch.measures.images import (
     FAMILIES,
     OWN_DEGREE,
@@ -19,7 +20,7 @@ from steinmatch.measures.images import (
     too_heavy,
     values_at,
 )
-from steinmatch.measures.weights import FLOOR, CrossFit, Layout, nearest_weights, ridge_solve, spread
+from steinmatch.measures.weights import FLOOR, CrossFit, Layout, SingleFit, nearest_weights, ridge_solve, spread
 
 D = 3
 FRAME = AffineMap(jnp.array([0.5, 0.0, -1.0]), jnp.array([[1.0, 0.0, 0.0], [0.4, 0.8, 0.0], [0.1, -0.2, 1.3]]))
@@ -237,3 +238,41 @@ def test_numbers_of_draws_that_fill_no_batches(n):
     weights = sm.stein_weights(target, draws)
     assert weights.shape == (n,) and weights.sum() == pytest.approx(1.0)
     np.testing.assert_allclose(weights @ draws, [1.0, -1.0], atol=1e-6)
+
+
+def test_values_of_one_coordinate_each_have_the_derivatives_of_all_values(monkeypatch):
+    d, rng = 6, np.random.default_rng(8)
+    frame = LowRank.over(rng.normal(size=d), np.exp(rng.normal(size=d)), *(0.3 * rng.normal(size=(2, d, 2))))
+
+    def alone(x):
+        return {"a": jnp.exp(x[3]), "b": jax.nn.sigmoid(x[::-1]), "c": jnp.ones(2)}
+
+    z, scores = rng.normal(size=(2, 7, d))
+    pulled = PulledBack(sm.Target(lambda x: -0.5 * jnp.sum(x**2), dim=d, constrain=alone), frame)
+    expected = values_at(pulled, z, scores)
+    monkeypatch.setattr(images, "_MANY", 1)
+    for found, one in zip(vars(values_at(pulled, z, scores)).values(), vars(expected).values(), strict=True):
+        np.testing.assert_allclose(found, one, rtol=1e-12, atol=1e-12)
+    mixed = PulledBack(sm.Target(lambda x: -0.5 * jnp.sum(x**2), dim=d, constrain=lambda x: x[0] * x), frame)
+    found = values_at(mixed, z, scores)
+    monkeypatch.setattr(images, "_MANY", 100)
+    np.testing.assert_allclose(found.along, values_at(mixed, z, scores).along, rtol=1e-12)
+
+
+def test_fits_of_each_function_on_its_own_images():
+    rng, layout = np.random.default_rng(9), Layout(8, 8, 2)
+    parts = list(rng.normal(size=(2, layout.n, 3)))
+    functions = rng.normal(size=(layout.n, 6)) + np.tile(parts[0], 2)
+    fit = SingleFit(functions, parts, layout.folds())
+    control, everywhere = fit.control(), fit.at(parts)
+    for j in range(6):
+        own = np.stack([part[:, j % 3] for part in parts], axis=1)
+        alone = CrossFit(functions[:, [j]], own, layout.folds())
+        np.testing.assert_allclose(control[:, [j]], alone.control(np.arange(2)), atol=1e-9)
+        np.testing.assert_allclose(everywhere[:, [j]], own @ alone.coefficients(np.arange(2)), atol=1e-9)
+
+
+def test_single_fields_are_for_values_too_many_for_joint_ones():
+    assert images.SINGLE not in images.affordable(10**5, 300, 300)
+    assert [family.name for family in images.affordable(10**4, 1000, 1000)][-1] == images.SINGLE.name
+    assert images.next_affordable(6000, 1000, 1000) == 10**4

@@ -11,6 +11,7 @@ from steinmatch._types import float64
 from steinmatch.adaptive.evidence import Evidence, evidence, in_all
 from steinmatch.adaptive.frames import FRESH, Cloud, batch_of, normal_points
 from steinmatch.adaptive.modes import Mode, Part
+from steinmatch.adaptive.slim import MOST_DENSE, SlimState
 from steinmatch.adaptive.survey import Rays
 from steinmatch.adaptive.verdict import Error, Verdict
 from steinmatch.adaptive.walks import ACCEPTANCE, CAUTION, CHUNK, States, Stretch
@@ -83,7 +84,7 @@ class Memory:
     phase: str
     centre: np.ndarray
     scale: np.ndarray
-    climbing: AffineState | None = None
+    climbing: AffineState | SlimState | None = None
     frame: AbstractFrame | None = None
     points: Cloud | None = None  # fresh points of the frame
     chains: Chains | None = None
@@ -134,6 +135,8 @@ def starting_points(points: Cloud, groups: int, seed: int) -> np.ndarray:
         logs = np.where(np.isfinite(logs) & finite, logs, -np.inf)
         weights = np.exp(logs - logs.max())
         weights = np.minimum(weights, np.sqrt(len(weights)) * weights.mean())
+        if points.z.shape[1] > MOST_DENSE:  # log weights vary with the dimension, and a few points would have them all
+            weights = np.where(logs >= np.median(logs), 1.0, 0.0)
     else:
         off = np.where(finite, np.linalg.norm(points.scores + points.z, axis=1), np.inf)
         weights = (off <= np.median(off)).astype(float)

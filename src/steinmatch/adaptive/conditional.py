@@ -6,7 +6,15 @@ import numpy as np
 from jaxtyping import Float
 
 from steinmatch.coordinates import AffineMap
-from steinmatch.solvers.affine import AffineState, Evaluate, bound_error, first_bound, raise_bound, usable
+from steinmatch.solvers.affine import (
+    AffineState,
+    Evaluate,
+    bound_error,
+    first_bound,
+    raise_bound,
+    raise_diagonal,
+    usable,
+)
 
 NORMAL_GRID = np.linspace(-5.0, 5.0, 41)  # normal scores at which parents have their quantiles
 GIVEN_ERROR = 0.02  # by how much the affine equations may fail: 2e-4 nats a coordinate
@@ -41,15 +49,20 @@ def carried(path: list[tuple[float, AffineState]], there: float) -> AffineMap:
     return AffineMap(shift + share * (shift - np.asarray(last.shift)), root)
 
 
-def conditional(evaluate: Given, begun: AffineMap, z: Float[np.ndarray, "k r"]) -> AffineState | None:
+def conditional(
+    evaluate: Given, begun: AffineMap, z: Float[np.ndarray, "k r"], diagonal: bool = False
+) -> AffineState | None:
     """An affine phase of the other coordinates, to where it matters no more."""
-    state = first_bound(evaluate, z, z, np.asarray(begun.shift), np.ones(z.shape[1]), (1.0,), False, begun)
+    state = first_bound(evaluate, z, z, np.asarray(begun.shift), np.ones(z.shape[1]), (1.0,), diagonal, begun)
     for _ in range(_SWEEPS):
         if not usable(state.bound):
             return None
         if bound_error(state) < GIVEN_ERROR:
             break
-        state, _, done = raise_bound(evaluate, state, GIVEN_ERROR)
+        if diagonal:
+            state, done = raise_diagonal(evaluate, state)
+        else:
+            state, _, done = raise_bound(evaluate, state, GIVEN_ERROR)
         if done or state.gains[-1] < _GAIN:
             break
     return state if usable(state.bound) else None

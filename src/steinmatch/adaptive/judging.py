@@ -12,7 +12,7 @@ import numpy as np
 from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Bool, Float
 
-from steinmatch._types import Scalar, Vector
+from steinmatch._types import Numbers, Scalar, Vector
 from steinmatch.adaptive.verdict import (
     BETTER,
     DOUBT,
@@ -52,23 +52,23 @@ _LENGTHS = (1.0, 0.5, 0.25, 0.06)  # of Newton's steps
 class Judged(NamedTuple):
     """As `Verdict`, in arrays."""
 
-    weights: Float[Array, " n"]
+    weights: Float[Numbers, " n"]
     ess: Scalar
     residual: Scalar
     family: Scalar  # of the families that were tried; 0 for uniform weights
-    error: Float[Array, " f"]
+    error: Float[Numbers, " f"]
     memory: Scalar
-    mixed: Bool[Array, ""]
-    agree: Bool[Array, ""]
-    mean: Float[Array, " k"]
-    sd: Float[Array, " k"]
+    mixed: Bool[Numbers, ""]
+    agree: Bool[Numbers, ""]
+    mean: Float[Numbers, " k"]
+    sd: Float[Numbers, " k"]
 
 
 class Draws(NamedTuple):
     """Points of a frame with their scores, both seen through it."""
 
-    z: Float[Array, "n d"]
-    scores: Float[Array, "n d"]
+    z: Float[Numbers, "n d"]
+    scores: Float[Numbers, "n d"]
 
 
 def families_of(n: int, d: int, k: int) -> list[Family]:

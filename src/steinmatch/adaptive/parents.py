@@ -20,7 +20,7 @@ import scipy.special
 from jaxtyping import Float
 
 from steinmatch.adaptive.conditional import GIVEN_ERROR, NORMAL_GRID, Given, carried, conditional
-from steinmatch.adaptive.frames import FRESH, Cloud, Seen, batched, cloud, log_weights, normal_points
+from steinmatch.adaptive.frames import FRESH, Cloud, Seen, batched, begin_points, cloud, log_weights, normal_points
 from steinmatch.adaptive.pairs import fit_pair
 from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Parent
 from steinmatch.solvers.affine import AffineState, Evaluate
@@ -52,7 +52,7 @@ def with_parents(
     frame: AbstractFrame = affine
     first = points = cloud(evaluate, affine, z)
     likely = likely_parents(affine, first) if draws is None else likely_parents(affine, draws, noise=0.0)
-    for v in _ranked(evaluate, affine, likely, seed + 3):
+    for v in ranked(Seen(evaluate, affine), affine, likely, d, seed + 3):
         richer = fit_parent(evaluate, affine, v, seed + 2)
         there = None if richer is None else cloud(evaluate, richer, z)
         if there is not None and rises(first, there) and (points is first or rises(points, there)):
@@ -99,35 +99,38 @@ def rises(before: Cloud, after: Cloud) -> bool:
     return bool(np.mean(rise) > 2.0 * np.std(rise) / np.sqrt(len(rise)) or varying[1] < 0.5 * varying[0])
 
 
-def promised_gains(frame: AffineMap, points: Cloud) -> Float[np.ndarray, " d"]:
+def promised_gains(frame: AffineMap | None, points: Cloud) -> Float[np.ndarray, " d"]:
     """By how much the bound would rise, to second order, with each coordinate as a parent: |a|^2 + |c|^2 / 2; zero for
-    those not looked at.
+    those not looked at. Without a frame the coordinates are those of the points themselves.
 
     A log scale a z_v of another coordinate has the curvature E[2 z_v^2 z_r^2] = 2, so it gains a^2; a curved shift
     c (z_v^2 - 1) has the curvature E[(z_v^2 - 1)^2] / 2 = 1, so it gains c^2 / 2.
     """
-    root = np.asarray(frame.root)
-    covariance, d = root @ root.T, len(root)
+    d, root = points.z.shape[1], None if frame is None else np.asarray(frame.root)
+    covariance = None if root is None else root @ root.T
     steady = _steadiness(points)
     gains = np.zeros(d)
     for v in _most_likely(root, points, steady):
         order = np.concatenate([[v], np.delete(np.arange(d), v)])
-        lower = np.linalg.cholesky(covariance[np.ix_(order, order)])
-        rotation = scipy.linalg.solve_triangular(lower, root[order], lower=True, check_finite=False)
-        z, scores = points.z @ rotation.T, points.scores @ rotation.T
+        if root is None or covariance is None:
+            z, scores = points.z[:, order], points.scores[:, order]
+        else:
+            lower = np.linalg.cholesky(covariance[np.ix_(order, order)])
+            rotation = scipy.linalg.solve_triangular(lower, root[order], lower=True, check_finite=False)
+            z, scores = points.z @ rotation.T, points.scores @ rotation.T
         log_scales, shifts = _lacking(z, scores, steady)
         gains[v] = np.sum(log_scales**2) + 0.5 * np.sum(shifts**2)
     return gains
 
 
-def _most_likely(root: np.ndarray, points: Cloud, steady: np.ndarray) -> np.ndarray:
+def _most_likely(root: np.ndarray | None, points: Cloud, steady: np.ndarray) -> np.ndarray:
     """The coordinates v to look at: all, or of very many those with the largest E[(u_v . z)(z_r s_r + 1)] over the
     coordinates r of the frame, which is zero for a normal, and as many others; u_v is the direction of v.
     """
-    d = len(root)
+    d = points.z.shape[1]
     if d <= 4 * _LOOKED_AT:
         return np.arange(d)
-    along = points.z @ (root / np.linalg.norm(root, axis=1, keepdims=True)).T
+    along = points.z if root is None else points.z @ (root / np.linalg.norm(root, axis=1, keepdims=True)).T
     products = np.where(np.isfinite(points.scores), points.z * points.scores + 1.0, 0.0)
     found = np.sum(((along * steady[:, None]).T @ products) ** 2, axis=1)
     order = np.argsort(-found)
@@ -135,7 +138,7 @@ def _most_likely(root: np.ndarray, points: Cloud, steady: np.ndarray) -> np.ndar
     return order[np.concatenate([np.arange(_LOOKED_AT), others])]
 
 
-def likely_parents(frame: AffineMap, points: Cloud, least: float = 0.0, noise: float = _NOISE) -> list[int]:
+def likely_parents(frame: AffineMap | None, points: Cloud, least: float = 0.0, noise: float = _NOISE) -> list[int]:
     """At most two coordinates to try as parents, the best first; none in a frame that is good without.
 
     A frame is good if log pi(z) + |z|^2 / 2, a constant for a normal, varies little over its points. A parent must
@@ -150,11 +153,12 @@ def likely_parents(frame: AffineMap, points: Cloud, least: float = 0.0, noise: f
     return [int(v) for v in np.argsort(-gains) if gains[v] > least][:2]
 
 
-def _ranked(evaluate: Evaluations, frame: AffineMap, likely: list[int], seed: int) -> list[int]:
+def ranked(evaluate: Evaluate, frame: AffineMap | None, likely: list[int], d: int, seed: int) -> list[int]:
     """Likely parents of which one alone will be tried, by what they promise on other points."""
-    if len(likely) < 2 or len(frame.shift) <= _BOTH:
+    if len(likely) < 2 or d <= _BOTH:
         return likely
-    gains = promised_gains(frame, cloud(evaluate, frame, normal_points(2 * FRESH, len(frame.shift), seed)))
+    z = normal_points(2 * FRESH, d, seed)
+    gains = promised_gains(frame, Cloud(z, *evaluate(z)))
     return sorted(likely, key=lambda v: -gains[v])
 
 
@@ -170,29 +174,41 @@ def _varying(points: Cloud) -> float:
     return float(np.var(logs[len(logs) // 16 :])) if len(logs) else np.inf
 
 
-def fit_parent(evaluate: Evaluate, frame: AffineMap, v: int, seed: int) -> AbstractFrame | None:
-    """The frame with coordinate v as the parent of all others; None where it cannot be solved for."""
-    d = frame.shift.shape[0]
+def fit_parent(
+    evaluate: Evaluate, frame: AffineMap | None, v: int, seed: int, d: int | None = None
+) -> AbstractFrame | None:
+    """The frame with coordinate v as the parent of all others; None where it cannot be solved for. Without a frame that
+    of d standard normal coordinates, each of which has a place and a scale given the parent, and no shears.
+    """
+    d = frame.shift.shape[0] if frame is not None else d
+    assert d is not None
     order = np.concatenate([[v], np.delete(np.arange(d), v)]).astype(int)
-    root = np.asarray(frame.root)
-    lower = np.linalg.cholesky((root @ root.T)[np.ix_(order, order)])
-    centre = np.asarray(frame.shift)[order]
-    z = normal_points(batched(d - 1), d - 1, seed)
-    first = conditional(Given(evaluate, (v,), centre[:1]), AffineMap(centre[1:], lower[1:, 1:]), z)
+    if frame is None:
+        place, scale, begun = 0.0, 1.0, AffineMap(np.zeros(d - 1), np.eye(d - 1))
+        z = normal_points(begin_points(d - 1), d - 1, seed)
+    else:
+        root = np.asarray(frame.root)
+        lower = np.linalg.cholesky((root @ root.T)[np.ix_(order, order)])
+        centre = np.asarray(frame.shift)[order]
+        place, scale, begun = float(centre[0]), float(lower[0, 0]), AffineMap(centre[1:], lower[1:, 1:])
+        z = normal_points(batched(d - 1), d - 1, seed)
+    first = conditional(Given(evaluate, (v,), (place,)), begun, z, frame is None)
     if first is None:
         return None
-    known = [(float(centre[0]), first)]
+    known = [(place, first)]
     for side in (1.0, -1.0):
-        known = _outwards(evaluate, v, known, side * float(lower[0, 0]), z)
+        known = _outwards(evaluate, v, known, side * scale, z)
     if len(known) < 4:
         return None
     known = _refined(evaluate, v, known, z)
     knots = np.array([place for place, _ in known])
     means = np.stack([np.asarray(state.frame.shift) for _, state in known])
+    quantiles = NORMAL_GRID, _quantiles(knots, np.array([state.bound.value for _, state in known]), place, scale)
+    if frame is None:
+        scales = np.stack([np.diagonal(np.asarray(state.frame.root)) for _, state in known])
+        return Composed((Order(order), Parent.unsheared(quantiles, knots, means, scales)))
     roots = np.stack([np.asarray(state.frame.root) for _, state in known])
-    quantiles = _quantiles(knots, np.array([state.bound.value for _, state in known]), centre[0], lower[0, 0])
-    parent = Parent.over((NORMAL_GRID, quantiles), knots, means, roots, 0.1 * GIVEN_ERROR)
-    return Composed((Order(order), parent))
+    return Composed((Order(order), Parent.over(quantiles, knots, means, roots, 0.1 * GIVEN_ERROR)))
 
 
 def _outwards(
@@ -207,7 +223,7 @@ def _outwards(
         there = place + step
         if not np.isfinite(there) or there == place:  # a density without end, whose scale has come to nothing
             break
-        following = conditional(Given(evaluate, (v,), (there,)), carried(path, there), z)
+        following = conditional(Given(evaluate, (v,), (there,)), carried(path, there), z, state.diagonal)
         if following is None:
             break
         path.append((there, following))
@@ -252,8 +268,8 @@ def _refined(
             return before  # what is missed is no curve between places but what affine phases leave open
         left = k - 1 if gaps[k - 1] > gaps[k] else k
         there = 0.5 * (places[left] + places[left + 1])
-        nearest = known[left if logs[left] > logs[left + 1] else left + 1][1].frame
-        following = conditional(Given(evaluate, (v,), (there,)), nearest, z)
+        nearest = known[left if logs[left] > logs[left + 1] else left + 1][1]
+        following = conditional(Given(evaluate, (v,), (there,)), nearest.frame, z, nearest.diagonal)
         if following is None:
             break
         known = [*known[: left + 1], (there, following), *known[left + 1 :]]

@@ -16,7 +16,7 @@ LEAST_MORE = 1.25  # times the draws that there are, for a round to tell somethi
 MOST_MORE = 1.6  # times: 1.4, 1.6 and 2 cost the same in the mean (hierarchical models of 65 and 90 dimensions, 4
 # seeds), and at worst 24, 24 and 31 thousand gradients
 MOST_DRAWS = 2**18
-_MOST_NUMBERS = 2 * 10**7  # n d of the draws
+_MOST_NUMBERS = 4 * 10**7  # n d of the draws
 _SHORTER = 1.0 / CAUTION  # factor of steps that were too long for where they went: what was cautious is usual then
 _HELPS = 0.7  # shorter steps must lower the share of failures by this factor, else it is not the steps
 _UNADAPTED = 0.6  # acceptance: half way to where steps are right, in terms of the energy error's variance

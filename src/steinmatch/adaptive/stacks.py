@@ -161,7 +161,10 @@ def _begun(stack: Stack, parent: Any, points: tuple[Numbers, ...], keys: Array) 
 
 @compiled
 def _walked(stack: Stack, frames: Any, states: States, log_steps: Array, keys: Array) -> tuple:
-    return stack.each(lambda target, *args: walked(target, *args, _STRETCH), frames, states, log_steps, keys)
+    def one(target: AbstractTarget, frame: AbstractFrame, states: States, log_step: Array, key: Array) -> tuple:
+        return walked(target, frame, states, log_step, key, _STRETCH)
+
+    return stack.each(one, frames, states, log_steps, keys)
 
 
 @compiled
@@ -250,7 +253,9 @@ def _first_round(stack: Stack, rows: np.ndarray, size: int, parent: int | None, 
     before += _CHAINS * int(chains.leaps.max())
     seconds = (time.monotonic() - started) / len(rows)
     sets = {
-        int(row): _Set(*(_row(part, j) for part in (found.frame, chains.start, chains.states, chains.log_step)), before)
+        int(row): _Set(
+            _row(found.frame, j), _row(chains.start, j), _row(chains.states, j), _row(chains.log_step, j), before
+        )
         for j, row in enumerate(rows)
         if not chains.lone[j]
     }

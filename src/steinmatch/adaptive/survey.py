@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float
 
 from steinmatch.adaptive.frames import BATCH, Cloud, Seen, begin_climb, begin_points
-from steinmatch.coordinates import AbstractFrame, AffineMap
-from steinmatch.coordinates.plainly import derivatives, placed, unplaced
+from steinmatch.coordinates import AbstractFrame, AffineMap, LowRank
+from steinmatch.coordinates.plainly import derivatives, placed, rows, unplaced
 from steinmatch.solvers.affine import AffineState, bound_error, raise_bound, usable
 from steinmatch.targets import AbstractTarget, Evaluations
 
@@ -52,15 +52,16 @@ class Modes(NamedTuple):
     frames: tuple[AffineMap, ...] = ()  # of all modes whose mass is not negligible, where there are several
 
 
-def look_along_rays(evaluate: Evaluations, frame: AffineMap, seed: int) -> Rays:
+def look_along_rays(evaluate: Evaluations, frame: AffineMap | LowRank, seed: int) -> Rays:
     """Tails and rises along axes and some other rays."""
-    shift, root = np.asarray(frame.shift), np.asarray(frame.root)
+    shift = np.asarray(frame.shift)
     d = len(shift)
     rng = np.random.default_rng(seed)
     which = np.sort(rng.permutation(d)[:_AXES])
-    axes = (np.eye(d) * np.sqrt(np.sum(root**2, axis=1)))[which]
+    axes = np.zeros((len(which), d))
+    axes[np.arange(len(which)), which] = np.sqrt(rows(frame, shift[None], shift[None]).squares[0, which])
     rays = rng.normal(size=(8, d))
-    rays = (rays / np.linalg.norm(rays, axis=1, keepdims=True)) @ root.T
+    rays = placed(frame, rays / np.linalg.norm(rays, axis=1, keepdims=True)).x - shift
     rays = np.concatenate([axes, -axes, rays])
     points = shift + np.asarray(RADII)[:, None, None] * rays[None]
     with np.errstate(all="ignore"):
@@ -154,9 +155,14 @@ def look_for_modes(
     matter = [(rival, r) for rival, r in apart if not top - rival.bound.value > np.log(r * r / 0.02) + 1.0]
     if not matter:
         return Modes((), None)
+    others = len(matter) - (not home)
     notes = (
-        f"the target has several modes: {len(matter) - (not home)} besides the one described here, "
-        f"{', '.join(f'{r:.0f}' for _, r in matter)} sds away, whose mass is not negligible and is not weighed",
+        ()
+        if not others
+        else (
+            f"the target has several modes: {others} besides the one described here, "
+            f"{', '.join(f'{r:.0f}' for _, r in matter)} sds away, whose mass is not negligible and is not weighed",
+        )
     )
     place = placed(frame, np.asarray(best.frame.shift)[None]).x[0] if better and best is not None else None
     frames = [_outside(frame, rival.frame) for rival, _ in matter]

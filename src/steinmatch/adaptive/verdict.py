@@ -17,7 +17,7 @@ from jaxtyping import Float
 from steinmatch._linalg import namespace
 from steinmatch._types import Numbers
 from steinmatch.measures.images import DRAWS_AN_EQUATION, Family, Values, affordable, all_images, too_heavy
-from steinmatch.measures.weights import CrossFit, Layout, Spread, nearest_weights, spread
+from steinmatch.measures.weights import CrossFit, Layout, SingleFit, Spread, nearest_weights, spread
 
 FALSE_ALARM = 1e-3  # probability, over all parameters, that draws without fault are called into question
 DOUBT = 0.2  # probability that further control variates without fault are done without, which costs draws alone
@@ -73,6 +73,16 @@ class _System(NamedTuple):
     scale: Float[np.ndarray, " m"]
     columns: dict[Family, np.ndarray]
     fits: CrossFit
+    singly: SingleFit | None = None
+
+    def control_at(self, family: Family, images: Float[np.ndarray, "g m"]) -> Float[np.ndarray, "g f"]:
+        """The control variates of a family, from images elsewhere."""
+        own = self.columns[family]
+        images = images / self.scale
+        if family.single:
+            assert self.singly is not None
+            return self.singly.at(np.split(images[:, own], family.own, axis=1))
+        return images[:, own] @ self.fits.coefficients(own)
 
 
 def judge(
@@ -104,14 +114,14 @@ def judge(
     estimate, weights, ess, residual = _weighed(candidates, system)
     rest = in_units(functions - estimate.control, estimate.unit)
     seen = spread(rest, layout)
-    parts = [cautious(rest, layout), weights @ in_units(functions, estimate.unit) - seen.mean]
+    # Of values each by its own fields, weights that serve all at once vary by more than these fits know of.
+    wide = np.sqrt(len(z) / ess) if estimate.family is not None and estimate.family.single else 1.0
+    parts = [wide * cautious(rest, layout), weights @ in_units(functions, estimate.unit) - seen.mean]
     if start is not None:
         begun = moment_functions(start[2].value, mean, sd)
         if estimate.family is not None:
             assert system is not None
-            own = system.columns[estimate.family]
-            images = (all_images(tried[-1], *start, mean, sd) / system.scale)[:, own]
-            begun = begun - images @ system.fits.coefficients(own)
+            begun = begun - system.control_at(estimate.family, all_images(tried[-1], *start, mean, sd))
         parts.append(remembered(in_units(begun, estimate.unit), seen))
     error = np.sqrt(sum(part**2 for part in parts) + ROUNDING**2)
     memory, mixed = mixing(functions, layout)
@@ -228,9 +238,14 @@ def _estimates(
     psi = psi / scale
     heavy = too_heavy(psi, d, k)
     columns = {family: _columns(family, d, k, heavy) for family in tried}
-    fits = CrossFit(functions, psi, layout.folds())
-    found = [_estimate(family, fits.control(columns[family]), functions, layout) for family in tried]
-    return [plain, *found], _System(psi, scale, columns, fits)
+    joint = [family for family in tried if not family.single]
+    upto = max((int(columns[family].max(initial=-1)) for family in joint), default=-1) + 1
+    fits, singly = CrossFit(functions, psi[:, :upto], layout.folds()), None
+    found = [_estimate(family, fits.control(columns[family]), functions, layout) for family in joint]
+    if len(joint) < len(tried):
+        singly = SingleFit(functions, np.split(psi[:, columns[tried[-1]]], tried[-1].own, axis=1), layout.folds())
+        found.append(_estimate(tried[-1], singly.control(), functions, layout))
+    return [plain, *found], _System(psi, scale, columns, fits, singly)
 
 
 def _columns(family: Family, d: int, k: int, heavy: np.ndarray) -> np.ndarray:

@@ -47,6 +47,7 @@ from steinmatch.adaptive.reframing import from_draws, worth_a_frame
 from steinmatch.adaptive.resuming import resumed
 from steinmatch.adaptive.rounds import LEAST_MORE, further, most_draws
 from steinmatch.adaptive.several import begin_parts, step_parts
+from steinmatch.adaptive.slim import MOST_DENSE, SlimState, begin_slim, climb_slim, with_slim_parent
 from steinmatch.adaptive.survey import look_along_rays, look_for_modes
 from steinmatch.adaptive.verdict import Error, Verdict, confirmed, judge
 from steinmatch.adaptive.walks import (
@@ -58,7 +59,7 @@ from steinmatch.adaptive.walks import (
     advance,
     begin,
 )
-from steinmatch.coordinates import AffineMap, PulledBack
+from steinmatch.coordinates import AffineMap, LowRank, PulledBack
 from steinmatch.coordinates.plainly import placed
 from steinmatch.kernels import Whitened
 from steinmatch.kernels.features import Linear
@@ -191,14 +192,19 @@ class Walk(AbstractStepSolver):
     # -- the frame -----------------------------------------------------------------------------------------------------
 
     def _climb(self, memory: Memory) -> Memory:
-        state = memory.climbing or begin_climb(memory.evaluate, memory.centre, memory.scale, self.seed)
+        begin = begin_climb if len(memory.centre) <= MOST_DENSE else begin_slim
+        state = memory.climbing or begin(memory.evaluate, memory.centre, memory.scale, self.seed)
         for _ in range(_SWEEPS):
-            if not np.isfinite(state.bound.gradient).all():
+            bound = state.local.bound if isinstance(state, SlimState) else state.bound
+            if not np.isfinite(bound.gradient).all():
                 raise ValueError(
                     "fit: the log density or its gradient is not finite around the start; give init= where the density "
                     "is positive."
                 )
-            state, done = climb(memory.evaluate, state, self.seed)
+            if isinstance(state, SlimState):
+                state, done = climb_slim(memory.evaluate, state, self.seed)
+            else:
+                state, done = climb(memory.evaluate, state, self.seed)
             if done:
                 return dataclasses.replace(memory, climbing=state, phase="parent")
         return dataclasses.replace(memory, climbing=state)
@@ -207,7 +213,10 @@ class Walk(AbstractStepSolver):
         assert memory.climbing is not None
         evaluate, affine = memory.evaluate, memory.climbing.frame
         rays = look_along_rays(evaluate, affine, self.seed)
-        frame, points = with_parents(evaluate, affine, self.seed)
+        if isinstance(affine, LowRank):
+            frame, points = with_slim_parent(evaluate, affine, self.seed)
+        else:
+            frame, points = with_parents(evaluate, affine, self.seed)
         phase = "begin" if memory.surveyed else "modes"
         return dataclasses.replace(
             memory, frame=frame, points=points, notes=(*memory.others, *rays.notes), rays=rays, phase=phase

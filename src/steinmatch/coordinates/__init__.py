@@ -1,5 +1,6 @@
 """Frames x = T(z) in which a target is nearly a standard normal, and targets as they are seen through them."""
 
+from steinmatch.coordinates.lowrank import LowRank
 from steinmatch.coordinates.maps import (
     AbstractFrame,
     AffineMap,
@@ -20,6 +21,7 @@ __all__ = [
     "AbstractFrame",
     "AffineMap",
     "Composed",
+    "LowRank",
     "Order",
     "Pair",
     "Parent",

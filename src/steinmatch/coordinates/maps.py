@@ -151,6 +151,18 @@ class Parent(AbstractFrame):
         arrays = map(jax.device_put, (means, np.log(scales), mixing, shears))  # jnp.asarray compiles each new shape
         return Parent(Spline.over(normal), places, Spline.over(knots), *arrays)
 
+    @staticmethod
+    def unsheared(
+        quantiles: tuple[Float[np.ndarray, " q"], Float[np.ndarray, " q"]],
+        knots: Float[np.ndarray, " k"],
+        means: Float[np.ndarray, "k r"],
+        scales: Float[np.ndarray, "k r"],
+    ) -> "Parent":
+        """The frame without shears: given the parent, each of the others by itself."""
+        none = np.zeros((len(knots), 0)), np.zeros((0, means.shape[1], means.shape[1]))
+        arrays = map(jax.device_put, (means, np.log(scales), *none))
+        return Parent(Spline.over(quantiles[0]), quantiles[1], Spline.over(knots), *arrays)
+
     def _rest(self, x: Scalar) -> tuple[Float[Array, " r"], Float[Array, " r"], Float[Array, " s"]]:
         w = self.given.weights(x)
         return w @ self.means, w @ self.log_scales, w @ self.mixing
@@ -159,7 +171,8 @@ class Parent(AbstractFrame):
         x = self.quantiles.weights(z[0]) @ self.places
         mean, log_scale, mixture = self._rest(x)
         scaled = jnp.exp(log_scale) * z[1:]
-        return jnp.concatenate([x[None], mean + scaled + mixture @ (self.shears @ scaled)])
+        sheared = mixture @ (self.shears @ scaled) if len(self.shears) else 0.0
+        return jnp.concatenate([x[None], mean + scaled + sheared])
 
     def spread(self, first: Scalar) -> Float[Array, "r r"]:
         """The derivative of the others by their own coordinates, given the parent's."""
@@ -171,8 +184,9 @@ class Parent(AbstractFrame):
 
     def whiten(self, x: Vector) -> Vector:
         mean, log_scale, mixture = self._rest(x[0])
-        unit = self._unit(mixture)
-        rest = jax.scipy.linalg.solve_triangular(unit, x[1:] - mean, lower=True, unit_diagonal=True)
+        rest = x[1:] - mean
+        if len(self.shears):
+            rest = jax.scipy.linalg.solve_triangular(self._unit(mixture), rest, lower=True, unit_diagonal=True)
         return jnp.concatenate([self.quantiles.solve(self.places, x[0])[None], jnp.exp(-log_scale) * rest])
 
     def log_det(self, z: Vector) -> Scalar:

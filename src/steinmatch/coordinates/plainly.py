@@ -11,7 +11,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Float
 
-from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Pair, Parent
+from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, LowRank, Order, Pair, Parent
 from steinmatch.coordinates.plainly_pairs import pair_derivatives, placed_by_pair, unplaced_by_pair
 from steinmatch.coordinates.plainly_splines import solved, spline_weights
 
@@ -30,6 +30,8 @@ def placed(frame: AbstractFrame, z: Float[np.ndarray, "n d"]) -> Placed:
         shift, root = np.asarray(frame.shift), np.asarray(frame.root)
         log_det = float(np.sum(np.log(np.abs(np.diagonal(root)))))
         return Placed(z @ root.T + shift, np.full(len(z), log_det), lambda scores: scores @ root)
+    if isinstance(frame, LowRank):
+        return Placed(np.asarray(frame.colour(z)), np.full(len(z), float(frame.volume)), frame.pull)
     if isinstance(frame, Order):
         order = np.asarray(frame.order)
         x = np.empty_like(z)
@@ -73,6 +75,10 @@ def derivatives(
         elif isinstance(part, Pair):
             assert jacobian is None, "a pair comes first"
             jacobian, laplacian = pair_derivatives(part, z)
+        elif isinstance(part, AffineMap | LowRank):
+            root = np.asarray(part.root if isinstance(part, AffineMap) else part.pull(np.eye(d)))
+            jacobian = np.broadcast_to(root, (n, d, d)) if jacobian is None else root @ jacobian
+            laplacian = laplacian @ root.T
         else:
             assert isinstance(part, Parent)
             jacobian, laplacian = _parent_derivatives(part, z, jacobian, laplacian)
@@ -108,7 +114,7 @@ def _parent_derivatives(
     (once, bent), (moved, shifted), (turned,) = times(scaled, 1, 2), times(change, 0, 1), times(turn, 0)
     first = dw @ means + change + once + moved
     second = ddw @ means + turn + bent + 2.0 * shifted + turned
-    shear = (mixes[0] @ shears.reshape(len(shears), -1)).reshape(n, d - 1, d - 1)
+    shear = (mixes[0] @ shears.reshape(len(shears), (d - 1) ** 2)).reshape(n, d - 1, d - 1)
     jacobian = np.zeros((n, d, d))
     jacobian[:, 0, 0] = slope
     jacobian[:, 1:, 0] = slope[:, None] * first
@@ -131,6 +137,8 @@ def unplaced(frame: AbstractFrame, x: Float[np.ndarray, "n d"]) -> Float[np.ndar
     if isinstance(frame, AffineMap):
         centred = (x - np.asarray(frame.shift)).T
         return scipy.linalg.solve_triangular(np.asarray(frame.root), centred, lower=True).T
+    if isinstance(frame, LowRank):
+        return np.asarray(frame.whiten(x))
     if isinstance(frame, Order):
         return x[:, np.asarray(frame.order)]
     if isinstance(frame, Parent):
@@ -176,7 +184,63 @@ def _unplaced_by_parent(frame: Parent, x: Float[np.ndarray, "n d"]) -> Float[np.
     first = solved(frame.quantiles, np.broadcast_to(places, (len(x), len(places))), x[:, 0])
     w, _, _ = spline_weights(frame.given, x[:, 0])
     centred = x[:, 1:] - w @ np.asarray(frame.means)
+    if not len(frame.shears):
+        return np.concatenate([first[:, None], np.exp(-w @ np.asarray(frame.log_scales)) * centred], axis=1)
     shear, rest = np.tensordot(w @ np.asarray(frame.mixing), np.asarray(frame.shears), 1), centred.copy()
     for i in range(1, rest.shape[1]):  # unit lower triangular; points beyond all measure may overflow, and then say so
         rest[:, i] -= np.einsum("nj,nj->n", shear[:, i, :i], rest[:, :i])
     return np.concatenate([first[:, None], np.exp(-w @ np.asarray(frame.log_scales)) * rest], axis=1)
+
+
+class Rows(NamedTuple):
+    """What the derivatives of single coordinates x_j of x = T(z) along all of z add up to."""
+
+    squares: Float[np.ndarray, "n d"]  # |grad_z x_j|^2
+    along: Float[np.ndarray, "n d"]  # grad_z x_j . v for given vectors v
+    laplacian: Float[np.ndarray, "n d"]
+
+
+def rows(frame: AbstractFrame, z: Float[np.ndarray, "n d"], v: Float[np.ndarray, "n d"]) -> Rows:
+    """These sums; without a matrix for each point where the frame is of low rank, or has a parent and no shears."""
+    n, d = z.shape
+    if isinstance(frame, AffineMap):
+        root = np.asarray(frame.root)
+        return Rows(np.broadcast_to(np.sum(root**2, axis=1), (n, d)), v @ root.T, np.zeros((n, d)))
+    parts = frame.parts if isinstance(frame, Composed) else (frame,)
+    base = parts[0] if isinstance(parts[0], LowRank) else LowRank.identity(d)
+    rest = parts[1:] if isinstance(parts[0], LowRank) else parts
+    if not rest:
+        return Rows(np.broadcast_to(base.row_squares(), (n, d)), _turned(base, v), np.zeros((n, d)))
+    if len(rest) == 2 and isinstance(rest[0], Order) and isinstance(rest[1], Parent) and not len(rest[1].shears):
+        return _rows_of_parent(base, rest[0], rest[1], z, v)
+    jacobian, laplacian = derivatives(frame, z)
+    return Rows(np.sum(jacobian**2, axis=2), np.einsum("nij,nj->ni", jacobian, v), laplacian)
+
+
+def _turned(base: LowRank, v: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+    return np.asarray(base.colour(v) - base.shift)
+
+
+def _rows_of_parent(base: LowRank, order: Order, parent: Parent, z: np.ndarray, v: np.ndarray) -> Rows:
+    """With T' = A (diag(s) + f e^T), e the parent's direction: row j has |A_j s|^2 + 2 A_je s_e (A f)_j + (A f)_j^2."""
+    places, means, scales, _, _ = _arrays(parent)
+    n, d = z.shape
+    x, slope, bend = (weights @ places for weights in spline_weights(parent.quantiles, z[:, 0]))
+    w, dw, ddw = spline_weights(parent.given, x)
+    scale, rate = np.exp(w @ scales), dw @ scales
+    scaled = scale * z[:, 1:]
+    first = dw @ means + rate * scaled
+    second = ddw @ means + (ddw @ scales + rate**2) * scaled
+    back = np.argsort(np.asarray(order.order))  # from the frame's order to the target's
+
+    def there(own: np.ndarray, others: np.ndarray) -> np.ndarray:
+        return np.concatenate([own[:, None], others], axis=1)[:, back]
+
+    stretch, shift = there(slope, scale), there(np.zeros(n), slope[:, None] * first)
+    moved = _turned(base, shift)
+    e = np.zeros((1, d))
+    e[0, int(np.asarray(order.order)[0])] = 1.0
+    squares = base.row_squares(stretch**2) + 2.0 * slope[:, None] * _turned(base, e) * moved + moved**2
+    along = _turned(base, stretch * v[:, back] + shift * v[:, :1])
+    twice = there(bend, bend[:, None] * first + slope[:, None] ** 2 * second)
+    return Rows(squares, along, _turned(base, twice))

@@ -23,14 +23,16 @@ from jaxtyping import Array, Bool, Float
 from steinmatch._linalg import namespace
 from steinmatch._types import Numbers, Vector
 from steinmatch.coordinates import PulledBack
-from steinmatch.coordinates.plainly import derivatives, placed
+from steinmatch.coordinates.plainly import derivatives, placed, rows
 from steinmatch.targets.compiled import compiled
 
 OWN_DEGREE = 4
 _DIFFERENCE = 1e-3  # of second differences, for values that JAX cannot differentiate: accurate to about 1e-6
 _MOST_WORK = 2 * 10**10  # products of images, of one verdict: about a second on two cores
+_MOST_SOLVED = 5 * 10**11  # ... where weights are solved for, and nothing else: some ten seconds
 _BLOCK_ENTRIES = 2**21  # of the derivatives of a frame at draws: 16 MiB
 _LEAST_BLOCK = 16  # draws
+_MANY = 64  # dimensions, from which on values of one coordinate each are looked for
 DRAWS_AN_EQUATION = 5  # at least: with fewer, weights that solve the equations of finite samples are far from uniform
 
 
@@ -70,9 +72,7 @@ def value_terms(
     dv(Laplacian of T).
     """
     own = _itself if constrain is None else constrain
-
-    def flat(x: Vector) -> Float[Array, " k"]:
-        return jnp.concatenate([jnp.ravel(jnp.asarray(leaf, jnp.float64)) for leaf in jax.tree.leaves(own(x))])
+    flat = _flat(own)
 
     def exact(x: Vector, e: Vector) -> tuple:
         return jax.jvp(lambda y: jax.jvp(flat, (y,), (e,))[1], (x,), (e,))
@@ -108,10 +108,14 @@ def values_at(
     in blocks of one size where the derivatives of a frame at all draws would be too large.
     """
     n, d = z.shape
+    if d >= _MANY:
+        single = _one_by_one(target, z, scores, size or n)
+        if single is not None:
+            return single
     block = max(1 << (_BLOCK_ENTRIES // d**2).bit_length() - 1, _LEAST_BLOCK)
     if n > block or (size or n) > block:
-        rows = [slice(i, i + block) for i in range(0, n, block)]
-        return Values.joined([_values_of(target, z[row], scores[row], block) for row in rows])
+        starts = range(0, n, block)
+        return Values.joined([_values_of(target, z[i : i + block], scores[i : i + block], block) for i in starts])
     return _values_of(target, z, scores, max(size or n, n))
 
 
@@ -123,6 +127,52 @@ def _values_of(target: PulledBack, z: Float[np.ndarray, "n d"], scores: Float[np
     jacobians, laplacians = derivatives(target.frame, filled)
     found = _values_at(constrain, x, np.ascontiguousarray(jacobians), laplacians, given)
     return Values(*(np.asarray(part)[:n] for part in found))
+
+
+def _one_by_one(
+    target: PulledBack, z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"], size: int
+) -> Values | None:
+    """The values where each depends on one coordinate of x alone, as most models' do: then the derivatives of single
+    coordinates are all that there is to know, and no value is differentiated along every coordinate of z.
+    """
+    n, d = z.shape
+    constrain = target.target.constrain
+    x, found = placed(target.frame, z).x, rows(target.frame, z, scores)
+    if constrain is None:
+        return Values(x, found.along, np.array(found.squares), found.laplacian)
+    if not _differentiable(constrain, d):
+        return None
+    depends = np.any(np.asarray(_jacobians(constrain, np.stack([x[0], x[n // 2], x[-1]]))) != 0.0, axis=0)
+    if np.any(depends.sum(axis=1) > 1):
+        return None
+    single = depends.argmax(axis=1)
+    value, first, second = (np.asarray(part)[:n] for part in _alone(constrain, np.resize(x, (size, d))))
+    squares = found.squares[:, single]
+    laplacian = second * squares + first * found.laplacian[:, single]
+    return Values(value, first * found.along[:, single], first**2 * squares, laplacian)
+
+
+def _flat(constrain: Callable) -> Callable[[Vector], Float[Array, " k"]]:
+    return lambda x: jnp.concatenate(
+        [jnp.ravel(jnp.asarray(leaf, jnp.float64)) for leaf in jax.tree.leaves(constrain(x))]
+    )
+
+
+@compiled
+def _jacobians(constrain: Callable, x: Float[Array, "n d"]) -> Float[Array, "n k d"]:
+    return jax.lax.map(jax.jacfwd(_flat(constrain)), x)
+
+
+@compiled
+def _alone(constrain: Callable, x: Float[Array, "n d"]) -> tuple[Array, ...]:
+    """Values, first and second derivatives of functions of one coordinate each."""
+
+    def one(x: Vector) -> tuple[Array, ...]:
+        along, flat = jnp.ones_like(x), _flat(constrain)
+        value, (first, second) = flat(x), jax.jvp(lambda y: jax.jvp(flat, (y,), (along,))[1], (x,), (along,))
+        return value, first, second
+
+    return jax.lax.map(one, x)
 
 
 def hermite(x: Float[Numbers, "..."], degree: int) -> list[Float[Numbers, "..."]]:
@@ -181,6 +231,7 @@ class Family:
     linear: bool
     cubic: bool
     own: int  # degrees of the own fields
+    single: bool = False  # no constant fields, and each value by its own fields alone
 
     @property
     def grows(self) -> bool:
@@ -192,7 +243,7 @@ class Family:
 
     def columns(self, d: int, k: int) -> Bool[np.ndarray, " m"]:
         """Which images of `all_images` belong to this family."""
-        chosen = (True, *(degree < self.own for degree in range(OWN_DEGREE)), self.linear, self.cubic)
+        chosen = (not self.single, *(degree < self.own for degree in range(OWN_DEGREE)), self.linear, self.cubic)
         return np.repeat(chosen, _sizes(d, k))
 
 
@@ -224,7 +275,8 @@ FAMILIES = (
     Family("linear fields and own ones of degree 4", True, False, 4),
     Family("cubic fields and own ones of degree 4", True, True, 4),
 )
-
+# For so many values that regressions on the fields of all take too long: then each on its own two.
+SINGLE = Family("own fields of degree 2", False, False, 2, single=True)
 
 HEAVY = 0.25  # relative variance of a mean square, kurtosis over n, that is too large to know it by
 
@@ -255,11 +307,25 @@ def _sizes(d: int, k: int) -> tuple[int, ...]:
 
 def next_affordable(n: int, d: int, k: int) -> float:
     """The number of draws, above n, from which on one more family can be borne; infinity where there is none."""
-    least = [DRAWS_AN_EQUATION * family.size(d, k) for family in FAMILIES]
-    return min((float(m) for m in least if m > n and m**3 <= DRAWS_AN_EQUATION**2 * _MOST_WORK), default=np.inf)
+    families = [family for family in (*FAMILIES, SINGLE) if _bearable(family, d, k)]
+    return min((float(m) for m in (_least(family, d, k) for family in families) if m > n), default=np.inf)
 
 
 def affordable(n: int, d: int, k: int) -> list[Family]:
     """The families whose equations n draws can bear."""
-    found = [family for family in FAMILIES if DRAWS_AN_EQUATION * family.size(d, k) <= n]
-    return [family for family in found if n * family.size(d, k) ** 2 <= _MOST_WORK]
+    found = [family for family in (*FAMILIES, SINGLE) if _least(family, d, k) <= n and _bearable(family, d, k, n)]
+    return [family for family in found if not (found[-1].single and family.own and not family.single)]
+
+
+def _least(family: Family, d: int, k: int) -> int:
+    return DRAWS_AN_EQUATION * family.size(d, k)
+
+
+def _bearable(family: Family, d: int, k: int, n: int | None = None) -> bool:
+    """Whether equations are not too much work for n draws, by default for as few as they need. Single fields are for
+    where those of all values are, however few the draws.
+    """
+    size, least = family.size(d, k), _least(family, d, k)
+    if not family.single:
+        return max(n or 0, least) * size**2 <= _MOST_WORK
+    return (n or least) * size**2 <= _MOST_SOLVED and not _bearable(FAMILIES[1], d, k)

@@ -116,6 +116,47 @@ class CrossFit:
         return ridge_solve(self.gram[np.ix_(with_one, with_one)], self.right[with_one])[1:]
 
 
+class SingleFit:
+    """Regressions of functions on few images of their own, function j on the j-th column of each part; several
+    functions may take turns over the columns. Coefficients for each draw from the folds of other draws.
+    """
+
+    def __init__(
+        self, functions: Float[np.ndarray, "n f"], parts: list[Float[np.ndarray, "n k"]], folds: Int[np.ndarray, " n"]
+    ):
+        self.rows = [np.nonzero(folds == fold)[0] for fold in range(int(folds.max()) + 1)]
+        self.parts, self.turns = parts, functions.shape[1] // parts[0].shape[1]
+        grams, rights = zip(
+            *(self._sums(functions[row], [part[row] for part in parts]) for row in self.rows), strict=True
+        )
+        gram, right = np.sum(grams, axis=0), np.sum(rights, axis=0)
+        self.all = self._solved(gram, right)
+        self.others = [self._solved(gram - g, right - r) for g, r in zip(grams, rights, strict=True)]
+
+    def _sums(self, functions: np.ndarray, parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Of products of images, (k, m + 1, m + 1), and with functions, (k, m + 1, turns); a constant comes first."""
+        basis = np.stack([np.ones_like(parts[0]), *parts])
+        several = functions.reshape(len(functions), self.turns, -1)
+        return np.einsum("anj,bnj->jab", basis, basis), np.einsum("anj,ntj->jat", basis, several)
+
+    def _solved(self, gram: np.ndarray, right: np.ndarray) -> np.ndarray:
+        size = np.einsum("jaa->j", gram)[:, None, None]
+        return np.linalg.solve(gram + 1e-11 * np.maximum(size, 1e-300) * np.eye(gram.shape[1]), right)[:, 1:]
+
+    def _times(self, parts: list[np.ndarray], beta: np.ndarray) -> np.ndarray:
+        return np.einsum("anj,jat->ntj", np.stack(parts), beta).reshape(len(parts[0]), -1)
+
+    def control(self) -> Float[np.ndarray, "n f"]:
+        found = np.empty((len(self.parts[0]), self.turns * self.parts[0].shape[1]))
+        for row, beta in zip(self.rows, self.others, strict=True):
+            found[row] = self._times([part[row] for part in self.parts], beta)
+        return found
+
+    def at(self, parts: list[Float[np.ndarray, "g k"]]) -> Float[np.ndarray, "g f"]:
+        """The control variates elsewhere, with coefficients from all draws."""
+        return self._times(parts, self.all)
+
+
 @dataclasses.dataclass(frozen=True)
 class Nearest:
     """Weights, their effective sample size, and the largest equation left (images of mean square one)."""

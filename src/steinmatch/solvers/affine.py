@@ -191,6 +191,12 @@ def raise_bound(evaluate: Evaluate, state: AffineState, tol: float) -> tuple[Aff
     return following, error, ends
 
 
+def raise_diagonal(evaluate: Evaluate, state: AffineState) -> tuple[AffineState, bool]:
+    """One step of a diagonal frame that is to remain one, and whether there is no more to gain."""
+    following = _step(evaluate, state)
+    return following, following.length == 0.0
+
+
 def bound_error(state: AffineState) -> float:
     """By how much the affine equations fail."""
     return _error(state.bound, state.diagonal)
