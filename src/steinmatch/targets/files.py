@@ -7,6 +7,7 @@ points are cheap. What is in memory is one chunk; within it the sum is taken in 
 that fit into one chunk are read once, and are arrays from then on.
 """
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,17 @@ from jaxtyping import Array, Float
 
 from steinmatch._faults import check_time
 from steinmatch._types import Scalar, Vector, float64
+from steinmatch.targets.compiled import compiled
 from steinmatch.targets.data import OnData, at_once
 from steinmatch.targets.host import on_host
 from steinmatch.targets.parameters import Unflatten
 
 _NUMBERS_READ = 2**24  # of one chunk: 64 or 128 MiB
 
+_BATCH = 2**20  # numbers that are decoded at a time
+_A_POINT = 4  # numbers that a row takes for each point: its predictor, its term, their derivatives
 _PIECE = 4  # chunks of compiled code that are handed over at a time
-_SHARE = 4  # of a chunk: the sample that a fit begins with is in memory three times for a while
+_SHARE = 8  # of a chunk: the sample that a fit begins with is in memory three times for a while
 
 Rows = Any  # a tree of arrays (rows, ...)
 
@@ -53,6 +57,7 @@ class Source:
             length = _length(chunk)
             found.append(jax.tree.map(lambda leaf, skip=-first % step: np.array(leaf[skip::step]), chunk))
             first += length
+            del chunk  # before what is kept of it is copied once more
         return _joined(found)
 
 
@@ -74,17 +79,17 @@ class ArrowFiles(Source):
         for path, found in zip(self.paths, columns, strict=True):
             if found[0] != columns[0][0]:
                 raise ValueError(
-                    f"Target.from_data: {path} has the columns {list(found[0])}, {self.paths[0]} has "
-                    f"{list(columns[0][0])}; all files must have the same."
+                    f"Target.from_data: {path} has the columns {_named(found[0])}; {self.paths[0]} has "
+                    f"{_named(columns[0][0])}; all files must have the same."
                 )
         self.rows = sum(found[1] for found in columns)
-        self.numbers = sum(columns[0][0].values())
+        self.numbers = sum(width for width, _ in columns[0][0].values())
         if not self.rows:
             raise ValueError(f"Target.from_data: {self.paths[0]} has no rows.")
 
     @staticmethod
-    def _columns(path: Path) -> tuple[dict[str, int], int]:
-        """How many numbers each column has a row; and the rows."""
+    def _columns(path: Path) -> tuple[dict[str, tuple[int, str]], int]:
+        """How many numbers each column has a row, and of which type; and the rows."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -108,14 +113,33 @@ class ArrowFiles(Source):
                     f"Target.from_data: column {field.name!r} of {path} holds {field.type}; columns must be numbers "
                     "or lists of numbers of one length. Write the file without it, or with codes in its place."
                 )
-            widths[field.name] = field.type.list_size if listed else 1
+            widths[field.name] = (field.type.list_size if listed else 1, str(kind))
         return widths, rows
 
     def chunks(self, size: int) -> Iterator[Rows]:
+        """One chunk is in memory, and filled anew: what is kept of it must be copied before the next."""
+        self.passes += 1
+        held, size = 0, min(size, self.rows)
+        buffers: dict[str, np.ndarray] = {}
+        for batch in self._batches(min(size, max(1, _BATCH // self.numbers))):
+            if not buffers:
+                buffers = {name: np.empty((size, *part.shape[1:]), part.dtype) for name, part in batch.items()}
+            done, length = 0, _length(batch)
+            while done < length:
+                taken = min(size - held, length - done)
+                for name, part in batch.items():
+                    buffers[name][held : held + taken] = part[done : done + taken]
+                held, done = held + taken, done + taken
+                if held == size:
+                    yield buffers
+                    held = 0
+        if held:
+            yield {name: part[:held] for name, part in buffers.items()}
+
+    def _batches(self, size: int) -> Iterator[dict[str, np.ndarray]]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        self.passes += 1
         for path in self.paths:
             if _is_parquet(path):
                 with pq.ParquetFile(path, pre_buffer=False) as file:
@@ -186,16 +210,15 @@ class Streamed(eqx.Module):
         self, x: Float[np.ndarray, "n d"]
     ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n d"]]:
         """log p and its gradient at all points, by one pass over the data."""
-        prior = OnData(self.log_prior, self.log_likelihood, None, 1, self.unflatten, self.dtype)
+        inner = at_once(self.source.numbers + _A_POINT * len(x))
+        prior = OnData(self.log_prior, self.log_likelihood, None, inner, self.unflatten, self.dtype)
         values, scores = map(np.asarray, _prior_terms(prior, x))
-        inner = at_once(self.source.numbers)
         for rows in self.source.chunks(self.chunk):
             for piece in _pieces(rows, _PIECE * inner):  # JAX copies what it is given
                 check_time()
-                size = min(inner, _length(piece))
-                part = OnData(self.log_prior, self.log_likelihood, piece, size, self.unflatten, self.dtype)
-                more = _terms(part, x)
+                more = _terms(prior, piece, x)
                 values, scores = values + np.asarray(more[0]), scores + np.asarray(more[1])
+        gc.collect(0)  # JAX holds NumPy arrays that it was given, and with them a chunk, until then
         return values, scores
 
     def __call__(self, x: Vector) -> Scalar:
@@ -209,6 +232,7 @@ class Streamed(eqx.Module):
     def on_a_sample(self) -> OnData:
         """The same on a share of a chunk's rows, counted as often as makes up for the others."""
         rows = self.source.some(max(1, self.chunk // _SHARE), self.chunk)
+        gc.collect(0)
         held = _length(rows)
         likelihood = _Counted(self.log_likelihood, self.source.rows / held)
         inner = min(at_once(self.source.numbers), held)
@@ -229,9 +253,12 @@ def passes_over(target: Any) -> int | None:
     return density.source.passes if isinstance(density, Streamed) else None
 
 
-@eqx.filter_jit
-def _terms(density: OnData, x: Any) -> tuple[Array, Array]:
-    return jax.vmap(jax.value_and_grad(density.likelihood))(x)
+@compiled
+def _terms(without: OnData, rows: Rows, x: Any) -> tuple[Array, Array]:
+    """Of some rows."""
+    size = min(without.chunk, _length(rows))
+    part = OnData(without.log_prior, without.log_likelihood, rows, size, without.unflatten, without.dtype)
+    return jax.vmap(jax.value_and_grad(part.likelihood))(x)
 
 
 @eqx.filter_jit
@@ -247,6 +274,10 @@ def _from_host(density: Streamed, x: Vector) -> tuple[Array, Array]:
 
     value, score = on_host(call, ((), x.shape), x, many=True, name="the pass over the data")
     return value, score
+
+
+def _named(columns: dict[str, tuple[int, str]]) -> str:
+    return ", ".join(f"{name} ({kind}" + (f" x {n})" if n > 1 else ")") for name, (n, kind) in columns.items())
 
 
 def _length(rows: Rows) -> int:
