@@ -110,7 +110,7 @@ def by_steinmatch(name: str) -> dict:
     }
 
 
-def run_nuts(log_density, dim: int) -> tuple[np.ndarray, int, float]:
+def run_nuts(log_density, dim: int, seed: int = 0) -> tuple[np.ndarray, int, float]:
     """1000 + 1000 draws of NumPyro's NUTS: the draws, gradients and seconds, compile included."""
     import jax
 
@@ -120,8 +120,8 @@ def run_nuts(log_density, dim: int) -> tuple[np.ndarray, int, float]:
     started = time.monotonic()
     kernel = NUTS(potential_fn=lambda z: -log_density(z))
     mcmc = MCMC(kernel, num_warmup=1000, num_samples=1000, progress_bar=False)
-    init = jax.random.uniform(jax.random.key(1), (dim,), minval=-2.0, maxval=2.0)
-    mcmc.warmup(jax.random.key(0), init_params=init, extra_fields=("num_steps",), collect_warmup=True)
+    init = jax.random.uniform(jax.random.key(seed + 1), (dim,), minval=-2.0, maxval=2.0)
+    mcmc.warmup(jax.random.key(seed), init_params=init, extra_fields=("num_steps",), collect_warmup=True)
     warm = int(np.sum(mcmc.get_extra_fields()["num_steps"]))
     assert mcmc.post_warmup_state is not None
     mcmc.run(mcmc.post_warmup_state.rng_key, extra_fields=("num_steps",))
@@ -139,8 +139,8 @@ def by_nuts(name: str) -> dict:
     return {**errors(posteriors, name, draws), "gradients": gradients, "seconds": seconds}
 
 
-def by_sharpening(name: str) -> dict:
-    """1000 NUTS draws, before and after `sharpen`."""
+def by_sharpening(name: str) -> list[dict]:
+    """1000 NUTS draws, before and after `sharpen`, for several seeds: one run's error is mostly chance."""
     import jax
 
     import steinmatch as sm
@@ -148,36 +148,45 @@ def by_sharpening(name: str) -> dict:
     jax.config.update("jax_enable_x64", True)
     posteriors = library()
     model = posteriors.load(name)
-    draws, _, _ = run_nuts(model.log_density, model.dim)
     target = sm.Target(model.log_density, dim=model.dim, constrain=model.constrain)
-    started = time.monotonic()
-    found = sm.sharpen(draws, target)
-    seconds = time.monotonic() - started
-    before, after = (errors(posteriors, name, draws, weights) for weights in (None, np.asarray(found.weights)))
-    return {
-        "before": max(before.values()),
-        "after": max(after.values()),
-        "stated": found.after.error.largest,
-        "family": found.family,
-        "seconds": seconds,
-    }
+    results = []
+    for seed in range(SEEDS):
+        draws, _, _ = run_nuts(model.log_density, model.dim, seed)
+        started = time.monotonic()
+        found = sm.sharpen(draws, target)
+        seconds = time.monotonic() - started
+        before, after = (errors(posteriors, name, draws, weights) for weights in (None, np.asarray(found.weights)))
+        results.append(
+            {
+                "before": max(before.values()),
+                "after": max(after.values()),
+                "stated": found.after.error.largest,
+                "family": found.family,
+                "seconds": seconds,
+            }
+        )
+    return results
 
 
 def sharpening(names: list[str]) -> None:
-    table = Table(title="1000 NUTS draws, largest error of means and sds, before and after Stein weights")
-    for column in ("posterior", "before", "after", "ratio", "stated", "equations", "s"):
+    table = Table(
+        title=f"1000 NUTS draws, largest error of means and sds, before and after Stein weights; {SEEDS} seeds"
+    )
+    for column in ("posterior", "before", "after", "ratios", "stated", "equations", "s"):
         table.add_column(column)
-    ratios = []
+    ratios, longest = [], 0.0
     for name in names:
         found = in_process("sharpen", name)
-        ratios.append(found["before"] / found["after"])
-        numbers = [f"{found[key]:.3f}" for key in ("before", "after")]
-        table.add_row(
-            name, *numbers, f"{ratios[-1]:.1f}", f"{found['stated']:.3f}", found["family"], f"{found['seconds']:.1f}"
-        )
-        print(name, found, flush=True)
+        own = [one["before"] / one["after"] for one in found]
+        ratios += own
+        longest = max(longest, *(one["seconds"] for one in found))
+        numbers = [f"{np.median([one[key] for one in found]):.3f}" for key in ("before", "after")]
+        stated, seconds = (np.median([one[key] for one in found]) for key in ("stated", "seconds"))
+        words = " ".join(f"{ratio:.1f}" for ratio in own)
+        table.add_row(name, *numbers, words, f"{stated:.3f}", found[0]["family"], f"{seconds:.1f}")
+        print(name, words, flush=True)
     Console(width=150).print(table)
-    print(f"before / after: median {np.median(ratios):.1f}, least {min(ratios):.2f}")
+    print(f"before / after: median {np.median(ratios):.2f}, least {min(ratios):.2f}; at most {longest:.1f} s")
 
 
 def by_svgd(name: str) -> dict:
@@ -247,11 +256,12 @@ def one_size(kind: str, dim: int) -> list[str]:
     return [*seconds, f"{peak:.2f}", f"{fit.n_gradients:,}", str(fit.converged), error]
 
 
+SEEDS = 4  # of NUTS, to be sharpened
 METHODS = {"steinmatch": by_steinmatch, "nuts": by_nuts, "svgd": by_svgd}
 ALONE = {**METHODS, "sharpen": by_sharpening}
 
 
-def in_process(method: str, name: str) -> dict:
+def in_process(method: str, name: str) -> Any:
     command = [sys.executable, "-m", "benchmarks.posteriors", "--one", method, name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -8,8 +8,7 @@ python -m benchmarks.scale [--out FILE] [--rows N] [part ...]     all parts by d
     processes    two and four processes against one
     dimensions   d = 1,000: logistic regression of 10,000 rows and a hierarchical model, beside NUTS
 
-Each measurement is a process of its own; seconds have the compilation in them, errors are against long runs of NUTS or
-closed forms where there are some. `--rows` makes the files shorter.
+Each measurement is a process of its own; seconds have the compilation in them. `--rows` makes the files shorter.
 """
 
 import argparse
@@ -47,9 +46,6 @@ def memory_of(name: str) -> float:
 
 def peak() -> float:
     return memory_of("VmHWM")
-
-
-# -- models ------------------------------------------------------------------------------------------------------------
 
 
 def log_prior(w):
@@ -114,9 +110,6 @@ def school_truth(one: dict) -> tuple[np.ndarray, np.ndarray]:
     variances = np.concatenate([1.0 / precision[:, None], 0.0 * tau, theta_var], axis=1)
     first = weights @ means
     return first, np.sqrt(weights @ (variances + means**2) - first**2)
-
-
-# -- parts -------------------------------------------------------------------------------------------------------------
 
 
 def memory() -> dict:

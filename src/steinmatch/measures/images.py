@@ -30,6 +30,7 @@ OWN_DEGREE = 4
 _DIFFERENCE = 1e-3  # of second differences, for values that JAX cannot differentiate: accurate to about 1e-6
 _MOST_WORK = 2 * 10**10  # products of images, of one verdict: about a second on two cores
 _MOST_SOLVED = 5 * 10**11  # ... where weights are solved for, and nothing else: some ten seconds
+_MOST_NUMBERS = 10**8  # of them: 800 MB
 _BLOCK_ENTRIES = 2**21  # of the derivatives of a frame at draws: 16 MiB
 _LEAST_BLOCK = 16  # draws
 _MANY = 64  # dimensions, from which on values of one coordinate each are looked for
@@ -328,4 +329,5 @@ def _bearable(family: Family, d: int, k: int, n: int | None = None) -> bool:
     size, least = family.size(d, k), _least(family, d, k)
     if not family.single:
         return max(n or 0, least) * size**2 <= _MOST_WORK
-    return (n or least) * size**2 <= _MOST_SOLVED and not _bearable(FAMILIES[1], d, k)
+    n = n or least
+    return n * size**2 <= _MOST_SOLVED and n * size <= _MOST_NUMBERS and not _bearable(FAMILIES[1], d, k)
