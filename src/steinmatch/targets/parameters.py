@@ -64,7 +64,7 @@ def cholesky_corr(n: int) -> Parameter:
 class Unflatten:
     """x in R^d as the dict of constrained parameters, and the log determinant of that map."""
 
-    def __init__(self, parameters: Mapping[str, Parameter | Shape]):
+    def __init__(self, parameters: Mapping[str, Any]):
         if not isinstance(parameters, Mapping) or not all(isinstance(name, str) for name in parameters):
             raise TypeError(
                 "Target.from_parameters: give parameters by name, a dict such as {'mu': (), 'tau': sm.positive}; "
