@@ -174,11 +174,12 @@ def sharpening(names: list[str]) -> None:
     )
     for column in ("posterior", "before", "after", "ratios", "stated", "equations", "s"):
         table.add_column(column)
-    ratios, longest = [], 0.0
+    ratios, typical, longest = [], [], 0.0
     for name in names:
         found = in_process("sharpen", name)
         own = [one["before"] / one["after"] for one in found]
         ratios += own
+        typical.append(np.median(own))
         longest = max(longest, *(one["seconds"] for one in found))
         numbers = [f"{np.median([one[key] for one in found]):.3f}" for key in ("before", "after")]
         stated, seconds = (np.median([one[key] for one in found]) for key in ("stated", "seconds"))
@@ -186,7 +187,10 @@ def sharpening(names: list[str]) -> None:
         table.add_row(name, *numbers, words, f"{stated:.3f}", found[0]["family"], f"{seconds:.1f}")
         print(name, words, flush=True)
     Console(width=150).print(table)
-    print(f"before / after: median {np.median(ratios):.2f}, least {min(ratios):.2f}; at most {longest:.1f} s")
+    print(
+        f"before / after: median over posteriors {np.median(typical):.1f}, over all runs {np.median(ratios):.1f}, "
+        f"least {min(ratios):.2f}; at most {longest:.1f} s"
+    )
 
 
 def by_svgd(name: str) -> dict:
