@@ -37,6 +37,8 @@ bench: .venv/.bench
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.workflow
+	$(BIN)/python -m benchmarks.refit
+	$(BIN)/python -m benchmarks.scale
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -45,6 +45,7 @@ from steinmatch.targets import AbstractTarget
 
 _FOLDS, _STEPS, _RIDGE = 8, 40, 1e-10
 _MOST_IMAGES = 200
+_DRAWS = 2 * DRAWS_AN_EQUATION  # at least: with fewer a first verdict takes longer, and a second is needed anyway
 _CLIPPED = 64  # draws at the floor of the weights that are reckoned with
 _LENGTHS = (1.0, 0.5, 0.25, 0.06)  # of Newton's steps
 
@@ -72,10 +73,10 @@ class Draws(NamedTuple):
 
 
 def families_of(n: int, d: int, k: int) -> list[Family]:
-    """Those that n draws can bear, of two: a verdict's time grows with the square of the equations, and that of a walk
-    in a good frame is short.
+    """Those that n draws can bear well, of two: a verdict's time grows with the square of the equations, and that of a
+    walk in a good frame is short.
     """
-    found = [FAMILIES[i] for i in (1, 3) if DRAWS_AN_EQUATION * FAMILIES[i].size(d, k) <= n]
+    found = [FAMILIES[i] for i in (1, 3) if _DRAWS * FAMILIES[i].size(d, k) <= n]
     return [family for family in found if family.size(d, k) <= _MOST_IMAGES] or [FAMILIES[0]]
 
 

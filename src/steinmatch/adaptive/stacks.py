@@ -39,7 +39,7 @@ from steinmatch.measures.weights import Layout
 from steinmatch.targets import AbstractTarget
 from steinmatch.targets.compiled import compiled, is_array
 
-_TRANSITIONS = (16, 32, 64, 128, 256)  # of all chains, at the end of each round
+_TRANSITIONS = (16, 32, 64, 128)  # of all chains, at the end of each round; a fit takes what is left sooner
 _CHAINS = GROUPS * SIBLINGS
 _STRETCH = 16  # transitions of one compiled scan
 _LEAST_BLOCK = 32  # data sets
