@@ -14,7 +14,7 @@ from steinmatch.targets import Gaussian
 
 TITLE = "Figure 2: random Gaussians, d = 100"
 OVER_N, OVER_CONDITION = "condition number 10", "over condition numbers"
-GRID, QUICK_GRID = (50, 90, 101, 150, 250), (20, 50, 120)
+GRID, QUICK_GRID = (50, 90, 101, 150, 250), (20, 90, 120)
 # Not 1: the standard normal target is where the particles start.
 CONDITIONS, QUICK_CONDITIONS = (10.0, 30.0, 100.0, 300.0, 1000.0), (10.0, 1000.0)
 PARTICLES, QUICK_PARTICLES = 250, 120
