@@ -64,7 +64,7 @@ def ksd_random_features(
     weights: ArrayLike | None = None,
     seed: int = 0,
 ) -> Scalar:
-    """Random-feature KSD (Eq. 6 of the paper): the root of the mean over w of |G(w)|^2, for random cosines.
+    """Random-feature KSD (Eq. 7 of the paper): the root of the mean over w of |G(w)|^2, for random cosines.
 
     Its expectation over the features is KSD^2 under RBF of the same bandwidth, for any number of features.
     """

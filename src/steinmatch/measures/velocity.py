@@ -33,7 +33,7 @@ def velocity(
 ) -> Float[np.ndarray, "n d"] | Float[Array, "n d"]:
     """The SVGD direction at the particles, v(x_i) = (1/n) sum_j [s(x_j) k(x_j, x_i) + grad_{x_j} k(x_j, x_i)].
 
-    Zero at every particle is the fixed point equation (Eq. 8 of the paper). An unbound kernel is bound with `seed`;
+    Zero at every particle is the fixed point equation (Eq. 9 of the paper). An unbound kernel is bound with `seed`;
     bandwidth rules are taken at the particles. With `dtype="float32"` sums over the particles are in single precision,
     to a relative error of 1e-4: on a GPU many times faster (RBF in a fused kernel). Scores are in double all the same.
     """
