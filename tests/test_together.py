@@ -46,7 +46,7 @@ def test_the_verdict_is_that_of_one_fit(tails):
     frame = AffineMap(jnp.zeros(d), jnp.eye(d))
     parts = jax.jit(lambda draws: _in_turn(constrained(target, frame, draws)))
     values, started = parts(draws), parts(start)
-    found = jax.jit(lambda *given: judged(given[0], Values(*given[1]), given[2], Values(*given[3]), LAYOUT))(
+    found = jax.jit(lambda *given: judged(given[0], Values(*given[1]), given[2], Values(*given[3]), LAYOUT, 1e9))(
         draws, values, start, started
     )
     own = [Values(*map(np.asarray, part)) for part in (values, started)]

@@ -107,8 +107,10 @@ def _derivatives(frame: AbstractFrame, z: Vector) -> tuple[Float[Array, "d d"], 
     return jax.vmap(order.colour, in_axes=1, out_axes=1)(jacobian), order.colour(laplacian)
 
 
-def judged(draws: Draws, values: Values, start: Draws, started: Values, layout: Layout) -> Judged:
-    """Weights and errors of draws in the order of `layout`; `start` are the points where the groups began."""
+def judged(draws: Draws, values: Values, start: Draws, started: Values, layout: Layout, tol: Scalar) -> Judged:
+    """Weights and errors of draws in the order of `layout`; `start` are the points where the groups began. Weights,
+    half of the work, are uniform where the control variates' own errors are above the tolerance already.
+    """
     n, d = draws.z.shape
     k = values.value.shape[1]
     mean, sd = jnp.mean(values.value, axis=0), positive(jnp.std(values.value, axis=0))
@@ -126,7 +128,9 @@ def judged(draws: Draws, values: Values, start: Draws, started: Values, layout: 
     fits = _CrossFit(functions, psi, layout)
     index, controls, agree = _best(families, columns, fits, functions, layout)
     index = jnp.where(agree, index, 0)
-    index, control, own, weights, ess, residual = _weighed(columns, fits, psi, index, controls)
+    index, control, own, weights, ess, residual = _weighed(
+        columns, fits, psi, index, controls, (functions, layout, tol)
+    )
     unit, _ = estimated(functions - control, layout)
     rest = in_units(functions - control, unit)
     seen = spread(rest, layout)
@@ -172,28 +176,43 @@ def _best(
 
 
 def _weighed(
-    columns: list[np.ndarray], fits: "_CrossFit", psi: Array, index: Array, controls: list[Array]
+    columns: list[np.ndarray],
+    fits: "_CrossFit",
+    psi: Array,
+    index: Array,
+    controls: list[Array],
+    wanted: tuple[Array, Layout, Scalar],
 ) -> tuple[Array, ...]:
-    """Weights for the equations of the chosen family, or of the next smaller one that has them, or uniform ones."""
+    """Weights for the equations of the chosen family, or of the next smaller one that has them, or uniform ones; where
+    the chosen family's errors are within the tolerance.
+    """
+    functions, layout, tol = wanted
     n, m = psi.shape
     none, uniform = jnp.zeros(m, bool), jnp.full(n, 1.0 / n)
     found: tuple[Array, ...] = (
         jnp.zeros((), int), jnp.zeros_like(controls[0]), none, uniform, jnp.asarray(float(n)), jnp.zeros(()),
     )  # fmt: skip
-    for i, some in enumerate(columns):
+    none_yet = jnp.ones((), bool)
+    for i in reversed(range(len(columns))):
         own = np.zeros(m, bool)
-        own[some] = True
+        own[columns[i]] = True
 
-        def solve(family_index: int = i + 1, own: np.ndarray = own, smaller: tuple = found) -> tuple[Array, ...]:
-            ratio, residual, good = _nearest(jnp.where(own, psi, 0.0), fits.gram_of(jnp.asarray(own)))
-            ess = n / jnp.mean(ratio**2)
-            here = (
-                jnp.asarray(family_index), controls[family_index - 1], jnp.asarray(own), ratio / n, ess, residual
-            )  # fmt: skip
-            good = good & (ess >= LEAST_ESS * n)
-            return jax.tree.map(lambda new, old: jnp.where(good, new, old), here, smaller)
+        def solve(i: int = i, own: np.ndarray = own, larger: tuple = found) -> tuple[tuple, Array]:
+            def with_weights() -> tuple[Array, Array, Array, Array]:
+                ratio, residual, good = _nearest(jnp.where(own, psi, 0.0), fits.gram_of(jnp.asarray(own)))
+                ess = n / jnp.mean(ratio**2)
+                return ratio / n, ess, residual, good & (ess >= LEAST_ESS * n)
 
-        found = jax.lax.cond(index > i, solve, lambda smaller=found: smaller)
+            def without() -> tuple[Array, Array, Array, Array]:
+                return uniform, jnp.asarray(float(n)), jnp.zeros(()), jnp.ones((), bool)
+
+            within = 2.0 * jnp.max(estimated(functions - controls[i], layout)[1]) <= tol
+            weights, ess, residual, good = jax.lax.cond(within, with_weights, without)
+            here = (jnp.asarray(i + 1), controls[i], jnp.asarray(own), weights, ess, residual)
+            return jax.tree.map(lambda new, old: jnp.where(good, new, old), here, larger), ~good
+
+        found, missing = jax.lax.cond(none_yet & (index > i), solve, lambda larger=found: (larger, jnp.ones((), bool)))
+        none_yet = none_yet & missing
     return found
 
 

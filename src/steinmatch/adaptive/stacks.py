@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from steinmatch._linalg import one_thread
 from steinmatch._types import Numbers, as_numpy
 from steinmatch.adaptive.chains import Round, Walked, too_stiff
 from steinmatch.adaptive.judging import Draws, Judged, constrained, families_of, judged
@@ -25,6 +26,7 @@ from steinmatch.adaptive.together import (
     GROUPS,
     MOST_LEAPS,
     SIBLINGS,
+    STRETCH,
     begun,
     framed,
     gradients_before,
@@ -39,9 +41,9 @@ from steinmatch.measures.weights import Layout
 from steinmatch.targets import AbstractTarget
 from steinmatch.targets.compiled import compiled, is_array
 
-_TRANSITIONS = (16, 32, 64, 128)  # of all chains, at the end of each round; a fit takes what is left sooner
+_TRANSITIONS = (12, 36)  # of all chains, at the end of each round
+_WALKS = 7  # tries of a data set, each of new draws, before a fit of its own: rare values are in few of them
 _CHAINS = GROUPS * SIBLINGS
-_STRETCH = 16  # transitions of one compiled scan
 _LEAST_BLOCK = 32  # data sets
 _NUMBERS = 2**29  # of the Stein images of a block, 4 GiB; their cross products take several times as much
 
@@ -162,17 +164,17 @@ def _begun(stack: Stack, parent: Any, points: tuple[Numbers, ...], keys: Array) 
 @compiled
 def _walked(stack: Stack, frames: Any, states: States, log_steps: Array, keys: Array) -> tuple:
     def one(target: AbstractTarget, frame: AbstractFrame, states: States, log_step: Array, key: Array) -> tuple:
-        return walked(target, frame, states, log_step, key, _STRETCH)
+        return walked(target, frame, states, log_step, key)
 
     return stack.each(one, frames, states, log_steps, keys)
 
 
 @compiled
-def _judged(stack: Stack, frames: Any, draws: Draws, starts: Draws) -> Judged:
+def _judged(stack: Stack, frames: Any, draws: Draws, starts: Draws, tol: Any) -> Judged:
     def one(target: AbstractTarget, frame: AbstractFrame, draws: Draws, start: Draws) -> Judged:
         layout = Layout(len(draws.z) // _CHAINS, GROUPS, SIBLINGS)
         values, started = (constrained(target, frame, some) for some in (draws, start))
-        return judged(draws, values, start, started, layout)
+        return judged(draws, values, start, started, layout, tol)
 
     return stack.each(one, frames, draws, starts, in_turn=True)
 
@@ -181,55 +183,64 @@ def walk_together(
     stack: Stack, count: int, k: int, parent: int | None, tol: float, seed: int, advance: Callable[[], None]
 ) -> list[Together | None]:
     """The walks of `count` data sets with k constrained parameters each, in affine frames or in those of a parent; None
-    for data sets that are left to `fit`.
+    for data sets that are left to `fit`. Where a walk does not converge the chains go on to another, judged by itself,
+    as `fit` would begin anew: a rare value that spoils the regressions of some thousand draws is in few of them.
     """
     size = _block(count, families_of(_CHAINS * _TRANSITIONS[-1], stack.target.dim, k)[-1].size(stack.target.dim, k))
     found: list[Together | None] = [None] * count
     waiting: dict[int, _Set] = {}
 
     def begin(rows: np.ndarray) -> None:
-        waiting.update(_first_round(stack, rows, size, parent, seed))
+        waiting.update(_chains(stack, rows, size, parent, seed))
 
-    def go_on(i: int, rows: np.ndarray) -> None:
-        _next_round(stack, rows, size, [waiting[row] for row in rows], i, seed)
+    def go_on(walk: int, i: int, rows: np.ndarray) -> None:
+        _next_round(stack, rows, size, [waiting[row] for row in rows], (walk, i), tol, seed)
         for row in rows:
-            if _converged(waiting[row], tol):
+            if i > 0 and _converged(waiting[row], tol):
                 found[row] = _result(waiting.pop(row), stack.target.dim)
                 advance()
 
-    _in_blocks(begin, np.arange(count), size)
-    for i in range(1, len(_TRANSITIONS)):
-        _in_blocks(functools.partial(go_on, i), np.array(sorted(waiting), int), size)
+    # BLAS on one thread: with more, blocks side by side wait for each other, and take twice as long.
+    with one_thread():
+        _in_blocks(begin, np.arange(count), size)
+        for walk in range(_WALKS):
+            for one in waiting.values():
+                one.parts, one.rounds, one.verdict = [], (), None
+            for i in range(len(_TRANSITIONS)):
+                _in_blocks(functools.partial(go_on, walk, i), np.array(sorted(waiting), int), size)
     return found
 
 
 def _block(count: int, images: int) -> int:
-    """How many data sets at once: on a CPU, where most is done in turn, an eighth; elsewhere what memory bears."""
+    """How many data sets at once: on a CPU, where most is done in turn, a sixteenth; elsewhere what memory bears."""
     if jax.default_backend() == "cpu":
-        return min(count, max(_LEAST_BLOCK, -(-count // 8)))
+        return min(count, max(_LEAST_BLOCK, -(-count // 16)))
     return int(np.clip(_NUMBERS // (_CHAINS * _TRANSITIONS[-1] * images), 1, count))
 
 
 def _in_blocks(step: Callable[[np.ndarray], None], rows: np.ndarray, size: int) -> None:
-    """The first block alone, since it compiles; the others on as many threads as there are cores."""
-    blocks = [rows[i : i + size] for i in range(0, len(rows), size)]
-    for block in blocks[:1]:
-        _with_double(step, block)
-    if len(blocks) > 1:
+    """A step of blocks of rows, on as many threads as there are cores; the first alone, since it compiles."""
+    first, *others = [rows[i : i + size] for i in range(0, len(rows), size)] or [rows]
+    if len(first):
+        _with_double(functools.partial(step, first))
+    if others:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         with ThreadPoolExecutor(cores if jax.default_backend() == "cpu" else 1) as pool:
-            context = [contextvars.copy_context() for _ in blocks[1:]]
-            list(
-                pool.map(
-                    lambda given: given[0].run(_with_double, step, given[1]), zip(context, blocks[1:], strict=True)
-                )
-            )
+            jobs = [functools.partial(step, block) for block in others]
+            for job in [pool.submit(contextvars.copy_context().run, _with_double, job) for job in jobs]:
+                job.result()
 
 
-def _with_double(step: Callable[[np.ndarray], None], rows: np.ndarray) -> None:
+def _with_double(job: Callable[[], None]) -> None:
     """JAX's precision is each thread's own."""
     with jax.enable_x64(True), as_numpy():
-        step(rows)
+        job()
+
+
+def _given(stack: Stack, filled: np.ndarray, parent: int | None, seed: int) -> tuple:
+    """What `_begun` takes, but for keys."""
+    points = points_of(stack.target.dim, seed)
+    return stack.some(filled), None if parent is None else np.zeros(parent), points
 
 
 def _filled(rows: np.ndarray, size: int) -> np.ndarray:
@@ -242,41 +253,37 @@ def _keys(rows: np.ndarray, seed: int, turn: int) -> Array:
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
 
 
-def _first_round(stack: Stack, rows: np.ndarray, size: int, parent: int | None, seed: int) -> dict[int, _Set]:
-    """Frames, chains and the first draws of a block, and a first look at them."""
+def _chains(stack: Stack, rows: np.ndarray, size: int, parent: int | None, seed: int) -> dict[int, _Set]:
+    """Frames and chains of a block, of those data sets that can be walked together."""
     started, filled = time.monotonic(), _filled(rows, size)
-    points = points_of(stack.target.dim, seed)
-    given = None if parent is None else np.zeros(parent)
-    found, chains = _begun(stack.some(filled), given, points, _keys(filled, seed, 0))
-    found, chains = jax.tree.map(np.asarray, (found, chains))
+    own, given, points = _given(stack, filled, parent, seed)
+    found, chains = jax.tree.map(np.asarray, _begun(own, given, points, _keys(filled, seed, 0)))
     before = gradients_before(points, int(found.sweeps.max()), parent is not None)
     before += _CHAINS * int(chains.leaps.max())
     seconds = (time.monotonic() - started) / len(rows)
-    sets = {
+    return {
         int(row): _Set(
-            _row(found.frame, j), _row(chains.start, j), _row(chains.states, j), _row(chains.log_step, j), before
+            frame=_row(found.frame, j), start=_row(chains.start, j), states=_row(chains.states, j),
+            log_step=_row(chains.log_step, j), n_gradients=before, seconds=seconds,
         )
         for j, row in enumerate(rows)
         if not chains.lone[j]
-    }
-    for one in sets.values():
-        one.seconds = seconds
-    if sets:
-        own = np.array(sorted(sets))
-        _next_round(stack, own, size, [sets[row] for row in own], 0, seed)
-    return sets
+    }  # fmt: skip
 
 
-def _next_round(stack: Stack, rows: np.ndarray, size: int, sets: list[_Set], i: int, seed: int) -> None:
-    """Further draws of these data sets, and the verdict on all of them."""
-    started, filled = time.monotonic(), _filled(rows, size)
+def _next_round(
+    stack: Stack, rows: np.ndarray, size: int, sets: list[_Set], turn: tuple[int, int], tol: float, seed: int
+) -> None:
+    """Further draws of these data sets, and the verdict on all of those of this walk; `turn`: which walk and round."""
+    started, filled, (walk, i) = time.monotonic(), _filled(rows, size), turn
     own = stack.some(filled)
     every = [*sets, *sets[:1] * (size - len(sets))]
     frames, states, starts, steps = (
-        _side_by_side([getattr(one, name) for one in every]) for name in ("frame", "states", "start", "log_step")
+        _stacked_up([getattr(one, name) for one in every]) for name in ("frame", "states", "start", "log_step")
     )
-    for turn in range(_TRANSITIONS[i - 1] if i else 0, _TRANSITIONS[i], _STRETCH):
-        keys = _keys(filled, seed, turn + 1)
+    before = walk * _TRANSITIONS[-1]
+    for at in range(_TRANSITIONS[i - 1] if i else 0, _TRANSITIONS[i], STRETCH):
+        keys = _keys(filled, seed, before + at + 1)
         states, stretches = jax.tree.map(np.asarray, _walked(own, frames, states, steps, keys))
         leaps = int(stretches.leaps.max(axis=0).sum())
         for j, one in enumerate(sets):
@@ -286,7 +293,7 @@ def _next_round(stack: Stack, rows: np.ndarray, size: int, sets: list[_Set], i: 
         one.states = _row(states, j)
     d = stack.target.dim
     draws = Draws(*(np.stack([_joined(one, part).reshape(-1, d) for one in every]) for part in (0, 1)))
-    verdicts = jax.tree.map(np.asarray, _judged(own, frames, draws, Draws(*starts)))
+    verdicts = jax.tree.map(np.asarray, _judged(own, frames, draws, Draws(*starts), tol))
     seconds = (time.monotonic() - started) / len(sets)
     for j, one in enumerate(sets):
         _record(one, _row(verdicts, j), d, seconds)
@@ -296,7 +303,7 @@ def _row(tree: Any, j: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[j], tree)
 
 
-def _side_by_side(trees: list[Any]) -> Any:
+def _stacked_up(trees: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from steinmatch._types import Numbers, Scalar
 from steinmatch.adaptive.conditional import NORMAL_GRID
 from steinmatch.adaptive.frames import normal_points
+from steinmatch.adaptive.leaps import CYCLE
 from steinmatch.adaptive.walks import CAUTION, CHUNK, States, Stretch, transitions
 from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Parent, PulledBack
 from steinmatch.coordinates.maps import Spline
@@ -33,6 +34,7 @@ _NEGLIGIBLE = 10.0  # nats below the top of the parent's marginal density
 _SCOUTS, _REACH, _ASCENTS, _HOME = 16, (3.0, 10.0, 30.0), 60, 5.0  # how many; from how far; steps; sds beyond sqrt(d)
 MOST_LEAPS = 32  # of a trajectory: one set of many must not keep the others waiting
 WARM = 2 * CHUNK  # transitions that adapt the step
+STRETCH = CYCLE * CHUNK  # transitions: trajectories, then leaps
 
 
 class Framed(NamedTuple):
@@ -251,17 +253,45 @@ def begun(target: AbstractTarget, found: Framed, fresh: Float[Array, "n d"], key
 
 
 def walked(
-    target: AbstractTarget, frame: AbstractFrame, states: States, log_step: Scalar, key: PRNGKeyArray, count: int
+    target: AbstractTarget, frame: AbstractFrame, states: States, log_step: Scalar, key: PRNGKeyArray
 ) -> tuple[States, Stretch]:
-    """So many transitions of all chains."""
+    """A stretch of all chains: trajectories, then leaps, as `leaps` says of both."""
     pulled = PulledBack(target, frame)
-    gains, factors = jnp.zeros(count), _factors(count)
-    states, log_step, rows = transitions(pulled, states, key, log_step, gains, factors, MOST_LEAPS)
+    walk_key, leap_key = jax.random.split(key)
+    gains, factors = jnp.zeros(CHUNK), _factors(CHUNK)
+    states, log_step, rows = transitions(pulled, states, walk_key, log_step, gains, factors, MOST_LEAPS)
+    states, others = _leaps(pulled, states, leap_key, STRETCH - CHUNK)
+    rows = jax.tree.map(lambda first, second: jnp.concatenate([first, second]), rows, others)
     return states, Stretch(states, log_step, *rows)
 
 
+def _leaps(target: PulledBack, states: States, key: PRNGKeyArray, count: int) -> tuple[States, tuple]:
+    """So many independent proposals for each chain, as `leaps.leap`; the last are rows of a `Stretch`."""
+    propose_key, accept_key = jax.random.split(key)
+    z = jax.random.normal(propose_key, (count, *states.z.shape), jnp.float64)
+    densities, scores = jax.vmap(jax.vmap(jax.value_and_grad(target.log_density)))(z)
+    finite = jnp.isfinite(densities) & jnp.all(jnp.isfinite(scores), axis=-1)
+    proposed = States(z, jnp.where(finite, densities, -jnp.inf), jnp.nan_to_num(scores))
+    uniform = jnp.log(jax.random.uniform(accept_key, (count, len(states.z)), jnp.float64))
+
+    def weight(at: States) -> Array:
+        return at.log_densities + 0.5 * jnp.sum(at.z**2, axis=-1)
+
+    def one(here: States, given: tuple) -> tuple:
+        there, uniform = given
+        moves = uniform < weight(there) - weight(here)
+        here = States(
+            *(jnp.where(moves.reshape(-1, *[1] * (a.ndim - 1)), b, a) for a, b in zip(here, there, strict=True))
+        )
+        return here, (here, jnp.mean(moves))
+
+    last, (rows, accepted) = jax.lax.scan(one, states, (proposed, uniform))
+    none = jnp.zeros(count)
+    return last, (rows.z, rows.scores, rows.log_densities, accepted, none, none, none, jnp.ones(count, jnp.int32))
+
+
 def _factors(count: int) -> Float[Array, " t"]:
-    """One trajectory in eight is cautious, as in `chains.step_factors`."""
+    """Some trajectories are cautious, as in `chains.step_factors`."""
     return jnp.where(jnp.arange(count) % (2 * CHUNK) == 0, CAUTION, 1.0)
 
 
