@@ -118,8 +118,12 @@ class Beside(Shown):
             + " Their largest standard error of a mean or sd is "
             + f"{theirs.error.largest:.2g}; with Stein weights it would be {self.draws.after.error.largest:.2g}."
         )
+        warnings = page.warnings if self.agree else [words, *page.warnings]
         added = page._replace(
-            columns=[*page.columns, *columns], sections=[("Beside another sampler", paragraphs(words)), *page.sections]
+            good=page.good and self.agree,
+            warnings=warnings,
+            columns=[*page.columns, *columns],
+            sections=[("Beside another sampler", paragraphs(words)), *page.sections],
         )
         write_report(added, path)
 

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from steinmatch._types import ArrayLike, float64, plain
 from steinmatch.adaptive import BATCH, MOST_DRAWS, Evidence, Round, Walk, Walked, batch_of, log_evidence, modes_of, told
 from steinmatch.answers.certificate import Certificate, certify
 from steinmatch.answers.matching import MatchingSet
-from steinmatch.answers.query import Query, answer, answer_from_draws, draws_of, query_features
+from steinmatch.answers.query import Query, answer, answer_from_draws, draws_of
 from steinmatch.answers.sharpening import stein_weights
 from steinmatch.choices import kernel_named, rank_of, solver_for, solver_named
 from steinmatch.coordinates import AffineMap, PulledBack
@@ -41,13 +41,13 @@ from steinmatch.records.pages.report import write_report
 from steinmatch.records.posterior import Posterior
 from steinmatch.records.reporting import of_fit
 from steinmatch.records.storage import saved_groups, write
-from steinmatch.solvers import AbstractSolver, Budget, LevenbergMarquardt, Problem
+from steinmatch.refining import refined, with_data
+from steinmatch.solvers import AbstractSolver, Budget, Problem
 from steinmatch.solvers.checkpoint import Checkpoint, identity_of
 from steinmatch.starts import first_particles, from_a_sample, more_particles, resampled, spread_of
 from steinmatch.targets import AbstractTarget, check_target
 
 _MOST_IN_EQUATIONS = 400  # draws: a query then takes a few tenths of a second
-_PARTICLES_A_FEATURE = 1.4  # of a refined fit, at least: with hardly more particles than features a root may not exist
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -120,25 +120,7 @@ class Fit(Posterior):
         fixed point is solved again from these particles, with more of them where the features need them. A full-rank
         kernel is replaced by linear features. The `reason` of the new fit says how near f came to the matching set.
         """
-        f, matching = self.on_points(f), self.matching_set
-        if self.kernel.n_features(self.target.dim) is None:
-            matching = MatchingSet(self.target, Whitened(Linear()), self.particles, self.weights)
-        before = float(np.max(matching.distance(f).relative))
-        extra, _ = query_features(f, matching)
-        if extra is None:
-            return dataclasses.replace(self, reason=f"{self.reason}; the query needs no features beyond those matched")
-        kernel = matching.kernel + extra
-        n, m = self.particles.shape[0], kernel.n_features(self.target.dim)
-        assert m is not None
-        more = 0 if n >= _PARTICLES_A_FEATURE * m else int(np.ceil(_PARTICLES_A_FEATURE * m)) - n
-        particles = np.concatenate([self.particles, matching.probes(more, seed=3)]) if more else self.particles
-        refined = fit(
-            self.target, kernel=kernel, init=particles, solver=LevenbergMarquardt(), seed=self.seed,
-            max_seconds=max_seconds, progress=progress,
-        )  # fmt: skip
-        after = float(np.max(refined.matching_set.distance(f).relative))
-        note = f"for the query, f was {before:.1e} sds from the matching set and is now {after:.1e}"
-        return dataclasses.replace(refined, reason=f"{refined.reason}; {note}")
+        return refined(self, f, functools.partial(fit, seed=self.seed, max_seconds=max_seconds, progress=progress))
 
     def walk(
         self, n: int, *, tol: float | None = None, max_seconds: float | None = None, progress: bool = True
@@ -151,33 +133,25 @@ class Fit(Posterior):
                 f"walk: this fit has {len(self.modes)} modes with chains of their own; fit again with a smaller tol=."
             )
         more = len(self.walked.z) + positive_integer(n, "n", "walk")
-        solver = Walk(0.02 if tol is None else tol, least_draws=more, seed=self.seed, resume=self.walked)
+        solver = Walk(self.tol or 0.02 if tol is None else tol, least_draws=more, seed=self.seed, resume=self.walked)
         return fit(self.target, solver=solver, seed=self.seed, max_seconds=max_seconds, progress=progress)
 
     def update(
         self,
         *args: Any,
-        tol: float = 0.02,
+        tol: float | None = None,
         max_seconds: float | None = None,
         progress: bool = True,
         **data: Any,
     ) -> "Fit":
         """A fit of the same model with other data, from the present frame. Data are given as the model takes them
         (NumPyro's arguments, PyMC's `pm.Data`, Stan's data), by name or in a dict; what is not given stays. Or a fit of
-        another target, `update(target)`.
+        another target, `update(target)`. The tolerance is that of this fit, unless given.
         """
-        if len(args) == 1 and isinstance(args[0], AbstractTarget) and not data:
-            target = args[0]
-        else:
-            if len(args) == 1 and isinstance(args[0], Mapping):
-                args, data = (), {**args[0], **data}
-            renewed = getattr(getattr(self.target, "info", None), "renewed", None)
-            if renewed is None or not (args or data):
-                raise ValueError(
-                    "update: give new data by name for a model of NumPyro, PyMC or Stan; for other targets the new "
-                    "target, update(target)."
-                )
-            target = renewed(args, data)
+        if self.tol is None:
+            raise ValueError("update: this fit is of a kernel; write fit(target, kernel=..., init=this_fit).")
+        target = with_data(self.target, args, data)
+        tol = self.tol if tol is None else tol
         return fit(target, init=self, tol=tol, seed=self.seed, max_seconds=max_seconds, progress=progress)
 
     def __getstate__(self) -> dict[str, Any]:

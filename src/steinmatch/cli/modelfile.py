@@ -54,7 +54,8 @@ def as_target(value: Any, module: types.ModuleType, data: Path | None) -> Abstra
     if callable(value):
         from steinmatch.frontends import from_numpyro
 
-        given = {} if data is None else {k: np.asarray(v) for k, v in json.loads(data.read_text()).items()}
+        entries = {} if data is None else json.loads(data.read_text())
+        given = {k: np.asarray(v) if isinstance(v, list) else v for k, v in entries.items()}
         return from_numpyro(value, *getattr(module, "args", ()), **{**getattr(module, "kwargs", {}), **given})
     raise BadFile(f"a Target, a NumPyro model or a PyMC model is needed, got {type(value).__name__}.")
 

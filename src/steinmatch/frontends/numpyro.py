@@ -1,6 +1,7 @@
 """NumPyro models, through their own potential on the unconstrained space."""
 
 import dataclasses
+import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 from steinmatch._types import Vector, float64
 from steinmatch.targets import ModelInfo, Target
 from steinmatch.targets.closures import with_own_arrays
+from steinmatch.targets.compiled import is_array
 
 
 class _Unobserved(uncondition):
@@ -34,9 +36,13 @@ class _Unobserved(uncondition):
 
 
 def _as_leaf(value: Any) -> Any:
-    """Arrays of floats in double precision; what is no array stays as it is, and is part of the compiled code."""
-    if isinstance(value, np.ndarray | jax.Array):
+    """Arrays of floats in double precision; what is no array stays as it is, and is part of the compiled code, and so
+    are single whole numbers and truths, of which models make sizes and branches.
+    """
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
         array = np.array(value)  # a copy: see targets.closures
+        if array.ndim == 0 and array.dtype.kind in "biu":
+            return array.item()
         return array.astype(np.float64) if np.issubdtype(array.dtype, np.floating) else array
     return value
 
@@ -110,8 +116,18 @@ def _sites_of(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
     Run by JAX's tracer, which compiles nothing; NumPyro's `initialize_model` evaluates density and gradient operation
     by operation, to find a start that is not needed here: 2 to 6 s.
     """
+    try:  # with NumPy's arrays, of whose values a model may make its structure
+        return _traced_sites(model, args, kwargs)
+    except Exception:  # which cannot be indexed by what is traced
+        return _traced_sites(model, *_of_jax(args, kwargs))
+
+
+def _of_jax(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    return jax.tree.map(lambda leaf: jax.numpy.asarray(leaf) if _numbers(leaf) else leaf, (args, kwargs))
+
+
+def _traced_sites(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    args, kwargs = jax.tree.map(lambda leaf: jax.numpy.asarray(leaf) if _numbers(leaf) else leaf, (args, kwargs))
 
     def observed(key: jax.Array) -> dict[str, Any]:
         with seed(rng_seed=key):
@@ -128,6 +144,26 @@ def _sites_of(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
 
 def _numbers(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
+
+
+def _with_data(model: Callable, args: tuple, kwargs: dict, sites: _Sites) -> tuple[Callable, tuple, dict]:
+    """The model, and its data as leaves, which other data can take the place of; or, where the model makes its
+    structure of the data's values (`np.unique(group)`), a model of these data alone.
+    """
+    ways = [(model, args, kwargs)]
+    ways += [(functools.partial(model, *a, **k), (), {}) for a, k in ((args, kwargs), _of_jax(args, kwargs))]
+    first: Exception | None = None
+    for way in ways:
+        arrays, static = eqx.partition(_Density(*way, sites), is_array)
+        x = jax.ShapeDtypeStruct((sum(math.prod(shape) for _, shape in sites.shapes),), np.float64)
+        try:
+            jax.eval_shape(lambda arrays, x, static=static: eqx.combine(arrays, static)(x), arrays, x)
+        except Exception as error:
+            first = first or error
+            continue
+        return way
+    assert first is not None
+    raise first
 
 
 def _free_shapes(sites: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -147,10 +183,16 @@ def _is_thinned(site: dict) -> bool:
 def _bound(model: Callable, args: tuple, kwargs: dict, place: str) -> dict[str, Any]:
     """All arguments by name."""
     try:
-        found = inspect.signature(model).bind(*args, **kwargs)
+        signature = inspect.signature(model)
+        found = dict(signature.bind(*args, **kwargs).arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place}: the model's arguments have no names to give new data by: {error}.") from error
-    return dict(found.arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL and found.pop(name, ()):
+            raise ValueError(f"{place}: the model takes *{name}, which has no names to give new data by.")
+        if parameter.kind is parameter.VAR_KEYWORD:
+            found |= found.pop(name, {})
+    return found
 
 
 def _known(model: Callable, data: dict[str, Any], place: str) -> dict[str, Any]:
@@ -163,16 +205,19 @@ def _known(model: Callable, data: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _with_new(model: Callable, args: tuple, kwargs: dict, data: dict[str, Any], observed: dict) -> dict[str, Any]:
-    """The model's arguments with new data; those that were observed, and are not given, are None."""
-    own = _bound(model, args, kwargs, "predict")
-    seen = [value for value in observed.values() if np.size(value)]
+    """The model's arguments with new data; those that were observed, and are not given, are None: arrays that stand at
+    an observed site as they are, or whose default is None, as is usual for observations.
+    """
+    own, parameters = _bound(model, args, kwargs, "predict"), inspect.signature(model).parameters
+    seen = [np.asarray(value, float) for value in observed.values() if np.size(value)]
 
-    def is_observed(value: Any) -> bool:
-        return isinstance(value, np.ndarray) and any(
-            np.shape(value) == np.shape(other) and np.array_equal(value, other) for other in seen
-        )
+    def is_observed(name: str, value: Any) -> bool:
+        if not _numbers(value):
+            return False
+        optional = name in parameters and parameters[name].default is None
+        return optional or any(np.array_equal(value.astype(float), other, equal_nan=True) for other in seen)
 
-    kept = {name: None if is_observed(value) else value for name, value in own.items()}
+    kept = {name: None if is_observed(name, value) else value for name, value in own.items()}
     return {**kept, **_known(model, data, "predict")}
 
 
@@ -276,6 +321,8 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
         found = _sites_of(model, args, kwargs)
         _check_sites(found)
         start = _free_shapes(found)
+        sites = _Sites(tuple(start.items()))
+        density = _with_data(model, args, kwargs, sites) if start else (model, args, kwargs)
     except _Unsupported:
         raise
     except Exception as error:
@@ -285,7 +332,6 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
         ) from error
     if not start:
         raise ValueError("from_numpyro: the model has no latent sites.")
-    sites = _Sites(tuple(start.items()))
     drawn = {name: site for name, site in found.items() if site["type"] == "sample"}
     factors = frozenset(name for name, site in drawn.items() if isinstance(site["fn"], Unit))
     observed = {k: np.asarray(site["value"]) for k, site in drawn.items() if site["is_observed"] and k not in factors}
@@ -301,8 +347,8 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
         asked.renewed,
     )
     return Target(
-        _Density(model, args, kwargs, sites),
+        _Density(*density, sites),
         dim=sum(math.prod(shape) for shape in start.values()),
-        constrain=_Constrained(model, args, kwargs, sites),
+        constrain=_Constrained(*density, sites),
         info=info,
     )

@@ -1,7 +1,7 @@
 """PyMC models, through their own log density translated to JAX."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,8 @@ def _values_of(variable: Any) -> np.ndarray:
     return np.asarray(variable.get_value() if hasattr(variable, "get_value") else variable.data)
 
 
-def _set_data(model: Any, data: dict[str, Any], place: str) -> None:
+def _set_data(model: Any, data: Mapping[str, Any], coords: Mapping[str, Any], place: str) -> None:
+    """New pm.Data, and coords. A dim that has labels and gets another length counts them, where none are given."""
     import pymc
 
     known = _own_data(model)
@@ -30,21 +31,38 @@ def _set_data(model: Any, data: dict[str, Any], place: str) -> None:
                 f"{place}: the model has no pm.Data {name!r}; it has {', '.join(known) or 'none'}. Write "
                 f"{name} = pm.Data({name!r}, values) in the model for what is to be replaced."
             )
+    given = dict(coords)
+    for name, values in data.items():
+        for dim, size in zip(model.named_vars_to_dims.get(name, ()), np.shape(values), strict=False):
+            labels = model.coords.get(dim)
+            if labels is not None and len(labels) != size and dim not in given:
+                given[dim] = np.arange(size)
     with model:
-        pymc.set_data(data)
+        pymc.set_data(dict(data), coords=given)
 
 
 @contextmanager
-def _data_set(model: Any, data: dict[str, Any], place: str) -> Iterator[None]:
-    """With other data for a while."""
+def _data_set(model: Any, data: Mapping[str, Any], place: str) -> Iterator[None]:
+    """With other data for a while; `coords` among them are labels of dims."""
+    coords = data.get("coords", {}) if "coords" not in _own_data(model) else {}
+    data = {name: value for name, value in data.items() if not (name == "coords" and coords)}
     before = {name: value for name, value in _own_data(model).items() if name in data}
+    labels = {dim: found for dim, found in model.coords.items() if found is not None and dim in _dims_of(model, data)}
     try:
         if data:
-            _set_data(model, data, place)
+            _set_data(model, data, coords, place)
         yield
     finally:
         if before:
-            _set_data(model, before, place)
+            _set_data(model, before, labels, place)
+
+
+def _used(dim: str, variables: Mapping[str, tuple]) -> bool:
+    return any(dim in dims for dims, _ in variables.values())
+
+
+def _dims_of(model: Any, names: Iterable[str]) -> set[str]:
+    return {dim for name in names for dim in model.named_vars_to_dims.get(name, ())}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +75,21 @@ class _Asked:
     coords: dict[str, list]
 
     def posterior(self, values: dict[str, np.ndarray]) -> Any:
-        """With the model's dims and coords: variables whose coords differ PyMC would draw anew from the prior."""
+        """With the model's dims, coords and data: variables whose coords differ, or that depend on data which are not
+        known to be the same, PyMC would draw anew from the prior.
+        """
         import arviz
+        import xarray
 
         given = {name: value[None] for name, value in values.items()}
         dims = {name: found for name, found in self.dims.items() if name in given}
-        return arviz.from_dict(posterior=given, dims=dims, coords=self.coords)
+        found = arviz.from_dict(posterior=given, dims=dims, coords=self.coords)
+        own = {
+            name: (self.dims.get(name, [f"{name}_dim_{i}" for i in range(value.ndim)]), value)
+            for name, value in self.own.items()
+        }
+        found.add_groups(constant_data=xarray.Dataset(own, {k: v for k, v in self.coords.items() if _used(k, own)}))
+        return found
 
     def predict(self, x: np.ndarray, values: dict[str, np.ndarray], seed: int, data: dict[str, Any]) -> dict:
         import pymc
@@ -139,9 +166,15 @@ def from_pymc(model: Any) -> Target:
     point = model.initial_point()
     shapes = [np.shape(point[variable.name]) for variable in model.value_vars]
     bounds = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
-    logp = get_jaxified_logp(model)
     shown = _shown(model)
-    outputs = get_jaxified_graph(inputs=model.value_vars, outputs=shown)
+    try:
+        logp = get_jaxified_logp(model)
+        outputs = get_jaxified_graph(inputs=model.value_vars, outputs=shown)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"from_pymc: PyMC's JAX backend cannot translate this model: {error}. Write the operation with others, or "
+            "give steinmatch.Target a log density and its gradient in NumPy."
+        ) from error
 
     def split(x: Vector) -> list:
         parts = zip(bounds[:-1], bounds[1:], shapes, strict=True)
@@ -156,7 +189,10 @@ def from_pymc(model: Any) -> Target:
     asked = _Asked(
         model,
         _own_data(model),
-        {name: [str(dim) for dim in found] for name, found in model.named_vars_to_dims.items()},
+        {
+            name: [f"{name}_dim_{i}" if dim is None else str(dim) for i, dim in enumerate(found)]
+            for name, found in model.named_vars_to_dims.items()
+        },
         {name: list(values) for name, values in model.coords.items() if values is not None},
     )
     observed = {str(v.name): _values_of(model.rvs_to_values[v]) for v in model.observed_RVs}

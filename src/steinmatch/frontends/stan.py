@@ -73,7 +73,8 @@ def from_stan(program: str | Path, data: Mapping[str, Any] | str | Path | None =
         used = _Model(library, {**given, **new}) if new else model
         if used.dim != model.dim:
             raise ValueError(f"predict: with these data the program has {used.dim} parameters, not {model.dim}.")
-        return {k: v for k, v in _by_name(used.generated(x, seed), used.all_shapes).items() if k not in used.shapes}
+        known = used.parameters if new else used.shapes  # with new data transformed parameters are others too
+        return {k: v for k, v in _by_name(used.generated(x, seed), used.all_shapes).items() if k not in known}
 
     def predict(x: np.ndarray, values: dict, seed: int, new: dict[str, Any]) -> dict[str, np.ndarray]:
         found = generated(x, seed, new)

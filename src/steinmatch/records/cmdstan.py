@@ -38,7 +38,8 @@ def is_cmdstan(path: Path) -> bool:
 
 
 def _columns(path: Path) -> tuple[list[str], Float[np.ndarray, "n k"]]:
-    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    whole = path.read_text().splitlines()
+    lines = [line for line in whole if line and not line.startswith("#")]
     if len(lines) < 2:
         raise ValueError(f"{path} has no draws.")
     names = lines[0].split(",")
@@ -48,7 +49,19 @@ def _columns(path: Path) -> tuple[list[str], Float[np.ndarray, "n k"]]:
         raise ValueError(f"{path} cannot be read as CmdStan's CSV: {error}") from error
     if values.shape[1] != len(names):
         raise ValueError(f"{path} has {len(names)} names for {values.shape[1]} columns.")
-    return names, values
+    return names, values[_warmup(whole) :]
+
+
+def _warmup(lines: list[str]) -> int:
+    """How many rows are of a warm-up that was saved: the comments have the settings of the run."""
+    found = {}
+    for line in lines:
+        name, is_setting, value = line.lstrip("# ").partition("=")
+        if line.startswith("#") and is_setting and value.split():
+            found.setdefault(name.strip(), value.split()[0])
+    if found.get("save_warmup", "0") not in ("1", "true"):
+        return 0
+    return -(-int(found.get("num_warmup", 1000)) // int(found.get("thin", 1)))
 
 
 def as_cmdstan(values: Mapping[str, np.ndarray], log_densities: Float[np.ndarray, " n"], comment: str) -> str:

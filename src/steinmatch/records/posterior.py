@@ -163,6 +163,11 @@ class Posterior:
         if fn is not None:
             if not callable(fn):
                 raise TypeError(f"predict: fn must be a function of one point's constrained values, got {fn!r:.80}.")
+            if data:
+                raise ValueError(
+                    f"predict: fn takes one point's values alone, and cannot be given {', '.join(data)}; write "
+                    "predict(lambda p: fn(p, X)), or leave fn out for the model's own predictions."
+                )
             return self._pushed(fn)
         info = getattr(self.target, "info", None)
         if info is None or info.predict is None:

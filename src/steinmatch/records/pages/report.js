@@ -112,7 +112,7 @@
   }
 
   function progress() {
-    if (!document.getElementById("rounds") || !data.rounds.length) return;
+    if (!document.getElementById("rounds") || !data.rounds.some((r) => r[1] > 0)) return;
     const svg = drawing("rounds");
     const xs = data.rounds.map((r) => Math.log10(r[0])), errors = data.rounds.map((r) => r[1]).filter((e) => e > 0);
     const all = errors.concat(data.goal ? [data.goal] : []).map((e) => Math.log10(e));
