@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from steinmatch.experiments import exactness, rate
+from steinmatch.experiments import EXPERIMENTS, exactness, rate
 from steinmatch.experiments.claims import Claim, markdown, over_trials
 from steinmatch.experiments.store import Results
 from steinmatch.targets import GaussBernoulliRBM
@@ -23,6 +23,7 @@ def test_each_claim_fails_on_a_planted_false_result(name, text, where, values):
 
 
 def test_every_claim_has_a_planted_false_result():
+    assert set(TRUE) == set(EXPERIMENTS)
     for name in TRUE:
         own = [text for other, text, *_ in FALSE if other == name]
         for claim in decided(name):

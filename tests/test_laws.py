@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import steinmatch as sm
-from steinmatch.kernels import AbstractRadialKernel, forms, fused, fused_waves, radial
+from steinmatch.kernels import AbstractKernel, AbstractRadialKernel, forms, fused, fused_waves, radial
 from steinmatch.measures import stein
 from tests.registry import KERNELS, PARTICLES, TARGET, D, N, held, numpy_kernel, numpy_velocity
 
@@ -25,6 +25,26 @@ def relative(a, b):
 @eqx.filter_jit
 def _gram(kernel, x):
     return jax.vmap(lambda a: jax.vmap(lambda b: kernel(a, b))(x))(x)
+
+
+def _classes(cls):
+    """All classes below, but abstract ones and those of tests."""
+    for sub in cls.__subclasses__():
+        if sub.__module__.startswith("steinmatch."):
+            if not sub.__abstractmethods__ and not sub.__name__.startswith("Abstract"):
+                yield sub
+            yield from _classes(sub)
+
+
+def _used(kernel):
+    """The classes of a kernel and of those that it is made of."""
+    inner = [*getattr(kernel, "terms", ()), *([kernel.kernel] if hasattr(kernel, "kernel") else [])]
+    return {type(kernel)}.union(*map(_used, inner))
+
+
+def test_every_class_of_kernels_faces_the_laws():
+    used = set().union(*(_used(kernel) for name in KERNELS for kernel in (KERNELS[name], held(name))))
+    assert {cls.__name__ for cls in _classes(AbstractKernel)} - {cls.__name__ for cls in used} == {"MissingKernel"}
 
 
 @every_kernel

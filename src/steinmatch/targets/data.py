@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from steinmatch._types import Scalar, Vector
-from steinmatch.targets.parameters import Unflatten
 
 _NUMBERS_A_CHUNK = 2**21  # 16 MiB in double precision
 _ON_A_GPU = 2**26  # small chunks leave it idle
@@ -27,7 +26,7 @@ class OnData(eqx.Module):
     log_likelihood: Callable
     data: Any  # arrays (rows, ...)
     chunk: int = eqx.field(static=True)
-    unflatten: Unflatten | None = eqx.field(static=True)
+    unflatten: Callable | None = eqx.field(static=True)
     dtype: str = eqx.field(static=True)  # of the likelihood within a chunk; chunks are added up in double precision
 
     def __call__(self, x: Vector) -> Scalar:

@@ -23,7 +23,6 @@ from steinmatch._types import Scalar, Vector, float64
 from steinmatch.targets.compiled import compiled
 from steinmatch.targets.data import OnData, at_once
 from steinmatch.targets.host import on_host
-from steinmatch.targets.parameters import Unflatten
 
 _NUMBERS_READ = 2**24  # of one chunk: 64 or 128 MiB
 
@@ -201,7 +200,7 @@ class Streamed(eqx.Module):
 
     log_prior: Callable
     log_likelihood: Callable
-    unflatten: Unflatten | None = eqx.field(static=True)
+    unflatten: Callable | None = eqx.field(static=True)
     source: Source = eqx.field(static=True)
     chunk: int = eqx.field(static=True)
     dtype: str = eqx.field(static=True)

@@ -12,7 +12,6 @@ from steinmatch._types import Scalar
 from steinmatch.targets.closures import with_own_arrays
 from steinmatch.targets.data import OnData, at_once, rows_of
 from steinmatch.targets.files import Streamed, rows_at_once, source_of
-from steinmatch.targets.parameters import Unflatten
 
 _PRECISIONS = ("float32", "float64")
 
@@ -56,7 +55,11 @@ def density_of(
     wanted = None if chunk is None else positive_integer(chunk, "chunk", "from_data")
     if str(np.dtype(dtype)) not in _PRECISIONS:
         raise ValueError(f'Target.from_data: dtype must be "float32" or "float64", got {dtype!r}.')
-    unflatten = None if parameters is None else Unflatten(parameters)
+    unflatten = None
+    if parameters is not None:
+        from steinmatch.targets.parameters import Unflatten  # which brings NumPyro
+
+        unflatten = Unflatten(parameters)
     functions = with_own_arrays(log_prior), with_own_arrays(log_likelihood)
     return _density(*functions, data, wanted, unflatten, str(np.dtype(dtype)))
 
@@ -66,7 +69,7 @@ def _density(
     log_likelihood: Callable,
     data: Any,
     wanted: int | None,
-    unflatten: Unflatten | None,
+    unflatten: Callable | None,
     dtype: str,
 ) -> OnData | Streamed:
     source = source_of(data)
