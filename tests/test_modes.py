@@ -8,7 +8,7 @@ from scipy.special import gammaln
 from scipy.stats import multivariate_normal
 
 import steinmatch as sm
-from steinmatch.adaptive.evidence import Evidence, bridge, in_all
+from steinmatch.adaptive.evidence import Evidence, bridge, evidence_bound, in_all
 from steinmatch.adaptive.modes import Confined, combined
 from steinmatch.adaptive.verdict import Error
 from steinmatch.coordinates import AffineMap
@@ -193,3 +193,14 @@ def test_a_confined_target_is_the_target_in_its_part_and_zero_elsewhere():
         np.testing.assert_array_equal(values[mine], whole[mine])
         assert (values[~mine] == -np.inf).all()
         np.testing.assert_allclose(own[mine], scores[mine], rtol=1e-12)
+
+
+def test_the_bound_is_below_the_evidence_by_the_divergence():
+    """log Z = log(2 pi) of a standard normal's kernel in two dimensions; through a frame twice as wide the bound is
+    below it by KL(N(0, 4 I) || N(0, I)) = 3 - log 4.
+    """
+    evaluate = Evaluations(sm.Target(lambda x: -0.5 * jnp.sum(x**2), dim=2))
+    exact = evidence_bound(evaluate, AffineMap(np.zeros(2), np.eye(2)), 0)
+    assert exact.estimate == pytest.approx(np.log(2.0 * np.pi), abs=1e-12) and exact.error < 1e-12
+    wide = evidence_bound(evaluate, AffineMap(np.zeros(2), 2.0 * np.eye(2)), 0)
+    assert wide.estimate == pytest.approx(np.log(2.0 * np.pi) - 3.0 + np.log(4.0), abs=4.0 * wide.error)

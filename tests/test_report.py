@@ -20,6 +20,8 @@ PROBE = """
 <script>
 window.errors = [];
 window.addEventListener("error", (event) => window.errors.push(String(event.message)));
+window.addEventListener("unhandledrejection", (event) => window.errors.push(String(event.reason)));
+console.error = (...words) => window.errors.push(words.join(" "));
 window.addEventListener("load", () => {
   const table = document.getElementById("parameters"), body = table.tBodies[0];
   const order = () => Array.from(body.rows).map((row) => Number(row.dataset.i));
@@ -95,6 +97,7 @@ def test_a_fit_tells_its_story(tmp_path):
         assert part in text
     mean = re.search(r"<td>two</td><td data-v=\"([^\"]+)\"", text)
     assert mean is not None and float(mean[1]) == pytest.approx(float(np.asarray(fit.mean)[1]), abs=1e-12)
+    assert "nested R-hat" in text and "bound is" in text
     fit.save(tmp_path / "fit.nc")
     sm.load(tmp_path / "fit.nc").report(tmp_path / "again.html")
     assert "two" in (tmp_path / "again.html").read_text()
@@ -105,6 +108,7 @@ def test_fixed_points_and_fits_that_did_not_converge(tmp_path):
     sm.fit(target, 10, kernel="linear", progress=False).report(tmp_path / "linear.html")
     text = (tmp_path / "linear.html").read_text()
     assert "rank condition" in text and "scaled residual over the steps" in text
+    assert "steinmatch.fit(target, 10, kernel=..., seed=0)" in text
     sm.fit(target, 10, kernel="rbf", solver="descent", max_steps=2, progress=False).report(tmp_path / "not.html")
     assert "NOT converged" in (tmp_path / "not.html").read_text()
 
@@ -139,6 +143,12 @@ def test_the_page_works_in_a_browser(tmp_path):
     assert found["rising"] == list(range(120))[::-1] and found["falling"] == list(range(120))
     assert (found["all"], found["picked"], found["unpicked"], found["everything"]) == (50, 1, 50, 120)
     assert found["words"].startswith('quote"') and found["circles"] == 60 and found["bars"] == 40
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+def test_a_thousand_parameters(tmp_path):
+    found = in_browser(page(_report(k=1000)), tmp_path)
+    assert found["errors"] == [] and (found["all"], found["picked"], found["everything"]) == (50, 1, 1000)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")

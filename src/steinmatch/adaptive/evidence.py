@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import logsumexp
 
-from steinmatch.adaptive.frames import Cloud, cloud, log_weights
+from steinmatch.adaptive.frames import FRESH, Cloud, cloud, log_weights, normal_points
 from steinmatch.coordinates import AbstractFrame
 from steinmatch.measures.weights import Layout, spread
 from steinmatch.targets import Evaluations
@@ -70,6 +70,13 @@ def evidence(evaluate: Evaluations, frame: AbstractFrame, draws: Cloud, layout: 
         wanted *= 2
         if found.error <= _GOOD or wanted > MOST or wanted > max(4 * FIRST, 8 * len(drawn)):
             return found
+
+
+def evidence_bound(evaluate: Evaluations, frame: AbstractFrame, seed: int) -> Evidence:
+    """E_q[log p - log q], q the frame's density: below log Z by the divergence of q from the posterior."""
+    fresh = cloud(evaluate, frame, normal_points(FRESH, evaluate.target.dim, seed, antithetic=False))
+    logs = log_weights(fresh) + 0.5 * evaluate.target.dim * np.log(2.0 * np.pi)
+    return Evidence(float(np.mean(logs)), float(np.std(logs) / np.sqrt(len(logs))))
 
 
 def in_all(parts: list[Evidence]) -> Evidence:

@@ -236,7 +236,9 @@ def sharpen(
     target: Annotated[str, typer.Option(metavar="FILE[:NAME]", help="The model, as for fit.")],
     data: Annotated[Path | None, typer.Option(help="JSON file of data, for Stan and NumPyro models.")] = None,
     out: Annotated[Path | None, typer.Option(help="NetCDF file for the draws with their weights.")] = None,
-    report: Annotated[Path | None, typer.Option(help="HTML page: before and after, in a table and pictures.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="HTML page: before and after, in a table and pictures; else beside --out.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Stein weights for the draws of any other sampler: means and sds with standard errors, before and after.
@@ -249,6 +251,7 @@ def sharpen(
     from steinmatch.records.storage import write
 
     _keep_compiled()
+    report = out.with_suffix(".html") if report is None and out is not None else report
     try:
         for path in (out, report):
             if path is not None:

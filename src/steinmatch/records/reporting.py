@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from steinmatch._types import float64
+from steinmatch.adaptive.evidence import evidence_bound
 from steinmatch.adaptive.frames import batch_of
 from steinmatch.records.pages.report import Column, Report, escaped, paragraphs, rows_of
 from steinmatch.records.plots import foremost
@@ -50,7 +51,7 @@ def of_fit(fit: Any, title: str, call: str) -> Report:
         rounds_of="scaled residual" if fit.error is None else "largest standard error",
         goal=None if fit.tol is None or fit.error is None else 0.5 * fit.tol,
         sections=[*_way(fit), *_exact(fit), *_shares(fit, names), *_evidence(fit)],
-        call=call,
+        call=call or _call_of(fit),
     )
 
 
@@ -108,7 +109,7 @@ def _way(fit: Any) -> list[tuple[str, str]]:
                 "draws",
                 "largest error",
                 "equations solved by the weights",
-                "memory of the start",
+                "nested R-hat",
                 "gradients",
                 "s",
             ),
@@ -118,7 +119,7 @@ def _way(fit: Any) -> list[tuple[str, str]]:
                     f"{r.n_draws:,}",
                     f"{r.error:.2g}",
                     r.family,
-                    f"{r.memory:.1%}",
+                    f"{np.sqrt(1.0 + r.memory):.3f}",
                     f"{r.n_gradients:,}",
                     f"{r.seconds:.1f}",
                 )
@@ -162,4 +163,18 @@ def _evidence(fit: Any) -> list[tuple[str, str]]:
     except ValueError as error:
         return [("Evidence", paragraphs(f"Not known: {error}"))]
     words = f"log evidence {found.estimate:.2f} ± {found.error:.1g}, of the density as it is given, constants included."
+    if len(fit.modes) < 2 and not isinstance(fit.target, SavedTarget):
+        evaluate = Evaluations(fit.target, batch_of(fit.target.dim))
+        bound = evidence_bound(evaluate, fit.walked.frame, fit.seed)
+        words += (
+            f" The bound that the frame was raised to is {bound.estimate:.2f} ± {bound.error:.1g}: it would be the "
+        )
+        words += "evidence if the posterior, seen through the frame, were exactly normal."
     return [("Evidence", paragraphs(words))]
+
+
+def _call_of(fit: Any) -> str:
+    """What made a fit, as far as it knows."""
+    if fit.tol is not None:
+        return f"steinmatch.fit(target, tol={fit.tol:g}, seed={fit.seed})"
+    return f"steinmatch.fit(target, {len(fit.particles)}, kernel=..., seed={fit.seed})  # {fit.kernel.describe()}"

@@ -119,7 +119,8 @@ def page(report: Report) -> str:
 <h2>How it was made</h2>
 {f"<pre>{escaped(report.call)}</pre>" if report.call else ""}
 <p class="soft">{escaped(_versions())}</p>
-<p class="soft">To cite the method: {escaped(_CITE)}</p>
+<p class="soft">To cite the software: steinmatch {escaped(importlib.metadata.version("steinmatch"))}, by the steinmatch
+developers. To cite the method: {escaped(_CITE)}</p>
 <script type="application/json" id="data">{safe_json(drawn)}</script>
 <script>{script}</script>
 </body></html>
