@@ -97,7 +97,7 @@ def test_a_fit_tells_its_story(tmp_path):
         assert part in text
     mean = re.search(r"<td>two</td><td data-v=\"([^\"]+)\"", text)
     assert mean is not None and float(mean[1]) == pytest.approx(float(np.asarray(fit.mean)[1]), abs=1e-12)
-    assert "nested R-hat" in text and "bound is" in text
+    assert "nested R-hat" in text and "bound that the frame was raised to is" in text
     fit.save(tmp_path / "fit.nc")
     sm.load(tmp_path / "fit.nc").report(tmp_path / "again.html")
     assert "two" in (tmp_path / "again.html").read_text()
