@@ -241,7 +241,7 @@ def test_the_budget_bounds_the_work():
 
 def test_an_interrupted_fit_returns_its_best():
     def stop(iterate):
-        if iterate.n_steps >= 12:
+        if iterate.counts.steps >= 12:
             raise KeyboardInterrupt
 
     target = sm.Target(funnel, dim=5)

@@ -35,6 +35,14 @@ def one_thread() -> AbstractContextManager:
     return _blas().limit(limits=1, user_api="blas")
 
 
+def hermite(x: Float[Array | np.ndarray, "..."], degree: int) -> list[Float[Array | np.ndarray, "..."]]:
+    """He_k(x) / sqrt(k!) for k = 0 ... degree: orthonormal under a standard normal."""
+    found = [namespace(x).ones_like(x), x]
+    for k in range(1, degree):
+        found.append((x * found[k] - np.sqrt(k) * found[k - 1]) / np.sqrt(k + 1.0))
+    return found[: degree + 1]
+
+
 def squared_distances(x: Float[Array, "n d"], y: Float[Array, "k d"]) -> Float[Array, "n k"]:
     """|x_i - y_j|^2 by one matrix product. Centre the points first: the error is about eps * max |x|^2.
 

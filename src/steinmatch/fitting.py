@@ -42,7 +42,7 @@ from steinmatch.records.posterior import Posterior
 from steinmatch.records.reporting import of_fit
 from steinmatch.records.storage import saved_groups, write
 from steinmatch.refining import refined, with_data
-from steinmatch.solvers import AbstractSolver, Budget, Problem
+from steinmatch.solvers import AbstractSolver, Budget, Counts, Problem
 from steinmatch.solvers.checkpoint import Checkpoint, identity_of
 from steinmatch.starts import first_particles, from_a_sample, more_particles, resampled, spread_of
 from steinmatch.targets import AbstractTarget, check_target
@@ -58,16 +58,33 @@ class Fit(Posterior):
     converged: bool
     reason: str
     residual: float  # largest entry of the scaled residual
-    n_steps: int
-    n_gradients: int  # score evaluations
-    n_hvps: int  # Hessian-vector products
-    n_nonfinite: int  # trials that met a non-finite score
+    counts: Counts  # of steps, gradients, Hessian-vector products and trials that met a non-finite score
     seconds: float
     history: dict[str, np.ndarray]
     frame: AffineMap | None  # x = mu + L z of the affine phase, where there was one
     rounds: tuple[Round, ...] = ()  # of the automatic fit
     walked: Walked | None = dataclasses.field(default=None, repr=False)  # what the automatic fit can go on from
     tol: float | None = None  # that was asked for
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of the solver; transitions of the chains."""
+        return self.counts.steps
+
+    @property
+    def n_gradients(self) -> int:
+        """Score evaluations."""
+        return self.counts.gradients
+
+    @property
+    def n_hvps(self) -> int:
+        """Hessian-vector products."""
+        return self.counts.hvps
+
+    @property
+    def n_nonfinite(self) -> int:
+        """Trials that met a non-finite score."""
+        return self.counts.nonfinite
 
     @functools.cached_property
     def certificate(self) -> Certificate:
@@ -303,10 +320,7 @@ def _solved(call: _Call, started: float) -> Fit:
         converged=solution.converged,
         reason=solution.reason + short + reruns,
         residual=solution.residual,
-        n_steps=solution.n_steps,
-        n_gradients=solution.n_gradients,
-        n_hvps=solution.n_hvps,
-        n_nonfinite=solution.n_nonfinite,
+        counts=solution.counts,
         seconds=time.monotonic() - started,
         history=solution.history,
         frame=plain(solution.frame),
@@ -356,10 +370,7 @@ def _automatic(call: _Call, started: float) -> Fit:
         converged=found.converged and 2.0 * error.largest <= solver.tol,
         reason=reason,
         residual=found.residual,
-        n_steps=found.n_steps,
-        n_gradients=found.n_gradients + starts,
-        n_hvps=found.n_hvps,
-        n_nonfinite=found.n_nonfinite,
+        counts=found.counts + Counts(gradients=starts),
         seconds=time.monotonic() - started,
         history=found.history,
         frame=plain(found.frame),

@@ -15,6 +15,7 @@ from steinmatch.kernels import AbstractKernel
 from steinmatch.measures.weights import Layout
 from steinmatch.records import storage
 from steinmatch.records.trees import put_together
+from steinmatch.solvers import Counts
 from steinmatch.targets import AbstractTarget, check_target
 
 
@@ -68,10 +69,7 @@ def load(path: str | Path, target: AbstractTarget | None = None, kernel: Abstrac
         converged=bool(attributes["converged"]),
         reason=str(attributes["reason"]),
         residual=float(attributes["residual"]),
-        n_steps=int(attributes["n_steps"]),
-        n_gradients=int(attributes["n_gradients"]),
-        n_hvps=int(attributes["n_hvps"]),
-        n_nonfinite=int(attributes["n_nonfinite"]),
+        counts=Counts(*(int(attributes[f"n_{name}"]) for name in ("steps", "gradients", "hvps", "nonfinite"))),
         seconds=float(attributes["seconds"]),
         history={name.removeprefix("history_"): np.asarray(arrays[name]) for name in arrays if "history_" in name},
         frame=plain(frame) if isinstance(frame, AffineMap) else None,

@@ -14,6 +14,7 @@ from steinmatch.fitting import Fit, fit
 from steinmatch.kernels import Whitened
 from steinmatch.kernels.features import Linear
 from steinmatch.progress import counted_bar
+from steinmatch.solvers import Counts
 from steinmatch.starts import spread_of
 from steinmatch.targets import AbstractTarget, constrained_values, in_form
 from steinmatch.targets.base import Gradient
@@ -123,10 +124,7 @@ class _Deferred:
             converged=True,
             reason=self.reason,
             residual=walked.verdict.residual,
-            n_steps=walked.layout.transitions,
-            n_gradients=self.n_gradients,
-            n_hvps=0,
-            n_nonfinite=0,
+            counts=Counts(walked.layout.transitions, self.n_gradients),
             seconds=self.found.seconds,
             history={"error": np.array([found.error for found in walked.rounds])},
             frame=plain(walked.frame) if affine else None,

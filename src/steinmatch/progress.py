@@ -25,8 +25,8 @@ def progress_bar(show: bool, title: str, total: int | None) -> Iterator:
         task = bar.add_task(title, total=total, doing="")
 
         def move(iterate: Any) -> None:
-            doing = iterate.doing or f"step {iterate.n_steps}  residual {iterate.residual:.1e}"
-            bar.update(task, completed=iterate.n_steps, doing=doing)
+            doing = iterate.doing or f"step {iterate.counts.steps}  residual {iterate.residual:.1e}"
+            bar.update(task, completed=iterate.counts.steps, doing=doing)
 
         yield move
 

@@ -79,7 +79,7 @@ def from_a_sample(target: AbstractTarget, seed: int, budget: Budget) -> tuple[Wa
     with one_thread():
         found = Walk(_COARSE, seed=seed, centred=False).solve(problem, particles, own, lambda iterate: None)
     share = rows_of(few.data) / density.source.rows
-    return found.outcome, int(np.ceil(share * found.n_gradients))
+    return found.outcome, int(np.ceil(share * found.counts.gradients))
 
 
 def more_particles(target: AbstractTarget, particles: Float[Array, "n d"], init: Any, n: int, key: PRNGKeyArray) -> Any:

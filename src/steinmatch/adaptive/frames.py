@@ -5,12 +5,11 @@ rises by nothing that matters; and clouds of points, the target as it is seen th
 from typing import NamedTuple
 
 import numpy as np
-import scipy.special
 from jaxtyping import Float
 
 from steinmatch.coordinates import AbstractFrame, AffineMap
 from steinmatch.coordinates.plainly import placed, unplaced
-from steinmatch.solvers.affine import START_SCALES, AffineState, Evaluate, first_bound, raise_bound
+from steinmatch.solvers.affine import START_SCALES, AffineState, Evaluate, first_bound, normal_points, raise_bound
 from steinmatch.targets import Evaluations
 
 BATCH = 16  # points, or twice as many: numbers of points are multiples, so that no evaluation is padding
@@ -26,22 +25,6 @@ class Cloud(NamedTuple):
     z: Float[np.ndarray, "n d"]
     log_densities: Float[np.ndarray, " n"]
     scores: Float[np.ndarray, "n d"]
-
-
-def normal_points(n: int, d: int, seed: int, antithetic: bool = True) -> Float[np.ndarray, "n d"]:
-    """Stratified normal points, a Latin hypercube; antithetic ones have mean 0 and, if there are enough, covariance I
-    exactly. By hand: importing SciPy's `stats` for the three lines took a third of a small fit's time.
-    """
-    rng = np.random.default_rng(seed)
-    half = -(-n // 2) if antithetic else n
-    strata = rng.permuted(np.tile(np.arange(half)[:, None], (1, d)), axis=0)
-    z = scipy.special.ndtri(np.clip((strata + rng.uniform(size=(half, d))) / half, 1e-10, 1.0 - 1e-10))
-    if not antithetic:
-        return z
-    z = np.concatenate([z, -z])
-    if len(z) <= 2 * d:
-        return z / np.sqrt(np.mean(z**2, axis=0))
-    return np.linalg.solve(np.linalg.cholesky(z.T @ z / len(z)), z.T).T
 
 
 def batch_of(d: int) -> int:

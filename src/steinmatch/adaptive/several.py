@@ -15,7 +15,7 @@ from steinmatch.coordinates.plainly import placed
 from steinmatch.kernels import Whitened
 from steinmatch.kernels.features import Linear
 from steinmatch.solvers.affine import first_bound
-from steinmatch.solvers.base import Budget, Iterate, Problem
+from steinmatch.solvers.base import Budget, Counts, Iterate, Problem
 from steinmatch.targets import Evaluations, constrained_values
 
 _NO_Z = np.zeros((0, 0))
@@ -70,10 +70,8 @@ def step_parts(solver: Any, problem: Problem, memory: Memory, iterate: Iterate, 
 
 def _going_on(memory: Memory, iterate: Iterate, parts: list[Part]) -> Iterate:
     memory = dataclasses.replace(memory, parts=tuple(parts))
-    steps = sum(part.iterate.n_steps for part in parts)
-    return dataclasses.replace(
-        iterate, n_steps=steps, n_gradients=memory.evaluate.n_gradients, history={}, memory=memory
-    )
+    counts = Counts(sum(part.iterate.counts.steps for part in parts), memory.evaluate.n_gradients)
+    return dataclasses.replace(iterate, counts=counts, history={}, memory=memory)
 
 
 def _describes(one: Part, other: Part) -> bool:

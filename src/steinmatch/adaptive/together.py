@@ -20,14 +20,13 @@ from steinmatch.adaptive.leaps import CYCLE
 from steinmatch.adaptive.walks import CAUTION, CHUNK, States, Stretch, transitions
 from steinmatch.coordinates import AbstractFrame, AffineMap, Composed, Order, Parent, PulledBack
 from steinmatch.coordinates.maps import Spline
-from steinmatch.solvers.affine import START_SCALES
+from steinmatch.solvers.affine import CLIP, FAR, GROWTH, MOST_TRUST, START_SCALES
 from steinmatch.targets import AbstractTarget
 
 GROUPS, SIBLINGS = 32, 2
 LARGEST = 64  # dimensions: above that one posterior fills the machine
 _POINTS, _FRESH, _GIVEN = 64, 128, 32  # of the affine phase, at least; where chains begin; given a parent, at least
 _SWEEPS, _SMALL_GAIN, _SHORTEST = 80, 1e-3, 1e-4  # most steps; nats and length of the last ones
-_CLIP, _FAR, _GROWTH, _MOST = 16.0, 3.0, 4.0, 1e8  # the trust region, as in `solvers.affine`
 _SWEEPS_GIVEN, _KNOTS, _MATRICES = 12, 21, 5  # of each affine phase given a parent; of the frame
 _OUTWARDS = (0.7, 1.4, 2.1, 3.0, 4.2, 6.0, 9.0, 14.0)  # sds from the centre, to either side
 _NEGLIGIBLE = 10.0  # nats below the top of the parent's marginal density
@@ -96,7 +95,7 @@ def _climbed(density: Callable[[Array], Array], first: _Climb, z: Array, most: i
     def step(state: _Climb) -> _Climb:
         value, gradient, curvature = state.bound
         values, vectors = jnp.linalg.eigh(curvature)
-        clip, far = _CLIP * state.trust, _FAR * np.sqrt(d) * state.trust
+        clip, far = CLIP * state.trust, FAR * np.sqrt(d) * state.trust
         sizes = jnp.clip(jnp.abs(values), 1.0 / clip, clip)
         shift = vectors @ ((vectors.T @ gradient) / sizes)
         distance = jnp.linalg.norm(shift)
@@ -108,14 +107,14 @@ def _climbed(density: Callable[[Array], Array], first: _Climb, z: Array, most: i
         bound = _bound(density, moved, root, log_det, z)
         gain = bound[0] - value
         rises = gain > 1e-12 * (1.0 + jnp.abs(value))
-        grown = jnp.minimum(_GROWTH * state.trust, _MOST)
+        grown = jnp.minimum(GROWTH * state.trust, MOST_TRUST)
         wider = jnp.where(limited & (state.length == 1.0), grown, state.trust)
         shorter = jnp.where(state.trust > 1.0, state.length, 0.5 * state.length)
         new = _Climb(
             moved, root, log_det, bound, jnp.minimum(1.0, 2.0 * state.length), wider,
             jnp.where(gain < gain_left, state.small + 1, 0), state.sweeps,
         )  # fmt: skip
-        old = state._replace(length=shorter, trust=jnp.maximum(1.0, state.trust / _GROWTH))
+        old = state._replace(length=shorter, trust=jnp.maximum(1.0, state.trust / GROWTH))
         kept = jax.tree.map(lambda a, b: jnp.where(rises, a, b), new, old)
         return kept._replace(sweeps=state.sweeps + 1)
 

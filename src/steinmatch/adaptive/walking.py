@@ -65,7 +65,7 @@ from steinmatch.kernels import Whitened
 from steinmatch.kernels.features import Linear
 from steinmatch.measures.images import Values, values_at
 from steinmatch.measures.weights import Layout
-from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
+from steinmatch.solvers.base import AbstractStepSolver, Budget, Counts, Iterate, Problem
 from steinmatch.targets import AbstractTarget, Evaluations, passes_over
 
 _SWEEPS = 5  # of one step
@@ -151,7 +151,8 @@ class Walk(AbstractStepSolver):
             memory = self._begin(problem.target, memory)
         elif memory.phase == "reframe":
             memory = self._reframe(problem.target, memory)
-            return dataclasses.replace(iterate, memory=memory, n_gradients=memory.evaluate.n_gradients, history={})
+            counts = dataclasses.replace(iterate.counts, gradients=memory.evaluate.n_gradients)
+            return dataclasses.replace(iterate, memory=memory, counts=counts, history={})
         else:
             return self._round(problem, memory, iterate)
         particles = present(memory, self.seed)
@@ -176,8 +177,7 @@ class Walk(AbstractStepSolver):
             particles=particles,
             kernel=kernel,
             residual=np.inf if verdict is None else verdict.residual,
-            n_steps=0 if memory.chains is None else memory.chains.transitions,
-            n_gradients=memory.evaluate.n_gradients,
+            counts=Counts(0 if memory.chains is None else memory.chains.transitions, memory.evaluate.n_gradients),
             converged=converged,
             reason=reason,
             frame=frame if isinstance(frame, AffineMap) else None,

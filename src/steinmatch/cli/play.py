@@ -121,14 +121,14 @@ def _solved(
         for step in _SHOWN[1:]:
             if iterate.reason:
                 break
-            while iterate.n_steps < step and not iterate.reason:
+            while iterate.counts.steps < step and not iterate.reason:
                 iterate = method.step(problem, iterate, Budget(max_steps=step))
-            frames.append(_frame(f"step {iterate.n_steps}", iterate.particles, truth, iterate.n_gradients))
+            frames.append(_frame(f"step {iterate.counts.steps}", iterate.particles, truth, iterate.counts.gradients))
         return frames
 
     def seen(iterate: Iterate) -> None:
-        words = f"step {iterate.n_steps}, residual {iterate.residual:.0e}"
-        frames.append(_frame(words, iterate.particles, truth, iterate.n_gradients + 2 * iterate.n_hvps))
+        words = f"step {iterate.counts.steps}, residual {iterate.residual:.0e}"
+        frames.append(_frame(words, iterate.particles, truth, iterate.counts.work))
 
     LevenbergMarquardt(n_steps=40).solve(problem, particles, Budget(), seen)
     return frames

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from steinmatch._checks import check_size, positive_integer
+from steinmatch._linalg import hermite
 from steinmatch._types import Scalar, Vector
 from steinmatch.kernels.bandwidths import AbstractBandwidth, Fixed, Median, as_bandwidth
 from steinmatch.kernels.base import AbstractKernel, Scaled, Sum, check_output
@@ -83,21 +84,13 @@ class Polynomial(AbstractFeatureKernel):
 
     def phi(self, x: Vector) -> Float[Array, " m"]:
         degrees, variables = _monomials(x.shape[0], self.degree)
-        return jnp.prod(_hermite(x, self.degree)[degrees, variables], axis=1)
+        return jnp.prod(jnp.stack(hermite(x, self.degree))[degrees, variables], axis=1)
 
     def describe(self) -> str:
         return f"polynomial (degree {self.degree})"
 
     def polynomial_degree(self) -> int:
         return self.degree
-
-
-def _hermite(x: Vector, degree: int) -> Float[Array, "k d"]:
-    """He_k(x_j) / sqrt(k!) for k up to `degree`."""
-    table = [jnp.ones_like(x), x]
-    for k in range(1, degree):
-        table.append((x * table[k] - math.sqrt(k) * table[k - 1]) / math.sqrt(k + 1))
-    return jnp.stack(table)
 
 
 @functools.cache

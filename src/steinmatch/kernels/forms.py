@@ -121,3 +121,10 @@ def feature_pair_sum(
     """sum_l c_l |G_l|^2."""
     residual = residual_at(kernel, particles, scores, weights)
     return jnp.sum(kernel.feature_weights(particles.shape[1]) * jnp.sum(residual**2, axis=1))
+
+
+def feature_spread(features: Float[Array, "n m"], weights: Float[Array, " n"]) -> Float[Array, " m"]:
+    """The standard deviation of each feature over the particles; zero where it is at rounding level."""
+    mean = weights @ features
+    sd = jnp.sqrt(weights @ (features - mean[None, :]) ** 2)
+    return jnp.where(sd > 1e-12 * jnp.abs(mean), sd, 0.0)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from steinmatch._linalg import namespace
+from steinmatch._linalg import hermite, namespace
 from steinmatch._types import Numbers, Vector
 from steinmatch.coordinates import PulledBack
 from steinmatch.coordinates.plainly import derivatives, placed, rows
@@ -174,14 +174,6 @@ def _alone(constrain: Callable, x: Float[Array, "n d"]) -> tuple[Array, ...]:
         return value, first, second
 
     return jax.lax.map(one, x)
-
-
-def hermite(x: Float[Numbers, "..."], degree: int) -> list[Float[Numbers, "..."]]:
-    """He_k(x) / sqrt(k!) for k = 0 ... degree: orthonormal under a standard normal."""
-    found = [namespace(x).ones_like(x), x]
-    for k in range(1, degree):
-        found.append((x * found[k] - np.sqrt(k) * found[k - 1]) / np.sqrt(k + 1.0))
-    return found[: degree + 1]
 
 
 def own_images(

@@ -15,7 +15,7 @@ from steinmatch._checks import known_name
 from steinmatch._linalg import covariance_root, normalised
 from steinmatch._types import ArrayLike, float64, plain
 from steinmatch.kernels import AbstractKernel
-from steinmatch.kernels.forms import features_at
+from steinmatch.kernels.forms import feature_spread, features_at
 from steinmatch.measures.stein import bound_at
 from steinmatch.targets import AbstractTarget, scores_at
 
@@ -85,11 +85,10 @@ def scaled_residual_at(
         return kernel.velocity(particles, scores, weights) @ root
     features = features_at(kernel, particles)
     gradient = kernel.mean_gradient(particles, weights)
-    mean = weights @ features
-    sd = jnp.sqrt(weights @ (features - mean[None, :]) ** 2)
+    spread = feature_spread(features, weights)
     # A spread at rounding level is either a constant feature (no gradient) or collapsed particles, whose spread is
     # then read off the gradient, so that they show a residual near 1.
     slope = jnp.sqrt(jnp.sum((gradient @ root) ** 2, axis=1))
-    scale = jnp.where(sd > 1e-12 * jnp.abs(mean), sd, jnp.where(slope > 0.0, slope, 1.0))
+    scale = jnp.where(spread > 0.0, spread, jnp.where(slope > 0.0, slope, 1.0))
     residual = features.T @ (weights[:, None] * scores) + gradient
     return residual @ root / scale[:, None]

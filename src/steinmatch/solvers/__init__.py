@@ -2,7 +2,7 @@
 
 from steinmatch.solvers.affine import Affine
 from steinmatch.solvers.annealed import Annealed
-from steinmatch.solvers.base import AbstractSolver, Budget, Iterate, Problem, Solution
+from steinmatch.solvers.base import AbstractSolver, Budget, Counts, Iterate, Problem, Solution
 from steinmatch.solvers.chain import Chain
 from steinmatch.solvers.descent import Descent
 from steinmatch.solvers.levenberg_marquardt import LevenbergMarquardt
@@ -13,6 +13,7 @@ __all__ = [
     "Annealed",
     "Budget",
     "Chain",
+    "Counts",
     "Descent",
     "Iterate",
     "LevenbergMarquardt",

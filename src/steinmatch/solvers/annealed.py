@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from steinmatch._checks import positive_integer, positive_number
 from steinmatch._faults import BudgetSpent, cause_of, until
-from steinmatch.solvers.base import AbstractSolver, Budget, Iterate, Problem, Solution
+from steinmatch.solvers.base import AbstractSolver, Budget, Counts, Iterate, Problem, Solution
 from steinmatch.solvers.chain import Chain
 from steinmatch.solvers.descent import Descent
 from steinmatch.targets import Gaussian, Tempered, scores_at
@@ -108,10 +108,7 @@ class Annealed(AbstractSolver):
             residual=np.inf,
             converged=False,
             reason=interrupted,
-            n_steps=self.steps * len(taken),
-            n_gradients=n * (self.steps + 1) * len(taken),
-            n_hvps=0,
-            n_nonfinite=0,
+            counts=self._counts(n, len(taken)),
             frame=problem.frame,
             history={"temperature": taken[:, 0]},
             interrupted=bool(interrupted),
@@ -120,6 +117,9 @@ class Annealed(AbstractSolver):
             return annealing
         # The polish says so where the budget is spent: it then takes no step.
         return Chain(_Done(annealing), self.polish).solve(problem, moved, budget, report)
+
+    def _counts(self, n: int, temperatures: int) -> Counts:
+        return Counts(self.steps * temperatures, n * (self.steps + 1) * temperatures)
 
     def _along(
         self,
@@ -139,14 +139,13 @@ class Annealed(AbstractSolver):
         try:
             with until(budget.deadline):
                 while done < self.temperatures and float(state[1]) < 1.0:
-                    so_far = Iterate(state[0], problem.kernel, np.nan, self.steps * done, n * (self.steps + 1) * done)
-                    if budget.spent(so_far):
+                    if budget.spent(Iterate(state[0], problem.kernel, np.nan, self._counts(n, done))):
                         break
                     rounds = min(a_call, self.temperatures - done)
                     state, rows = _anneal(self, problem, path, state, jax.random.fold_in(key, done), resample, rounds)
                     done += rounds
                     table.append(np.asarray(rows))
-                    report(Iterate(state[0], problem.kernel, np.nan, n_steps=self.steps * done))
+                    report(Iterate(state[0], problem.kernel, np.nan, self._counts(n, done)))
         except (KeyboardInterrupt, BudgetSpent, jax.errors.JaxRuntimeError, ValueError) as error:
             cause = cause_of(error)
             if not isinstance(cause, KeyboardInterrupt | BudgetSpent):

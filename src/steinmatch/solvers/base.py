@@ -48,16 +48,31 @@ def whitening(particles: Float[Array, "n d"], weights: Float[Array, " n"]) -> tu
 
 
 @dataclasses.dataclass(frozen=True)
+class Counts:
+    """What a solve has taken. Counts add up."""
+
+    steps: int = 0
+    gradients: int = 0  # score evaluations
+    hvps: int = 0  # Hessian-vector products
+    nonfinite: int = 0  # trials that met a non-finite score
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
+    @property
+    def work(self) -> int:
+        """Gradients, a Hessian-vector product being two."""
+        return self.gradients + 2 * self.hvps
+
+
+@dataclasses.dataclass(frozen=True)
 class Iterate:
     """Where a solve stands after some steps."""
 
     particles: Any  # (n, d)
     kernel: AbstractKernel  # held at these particles
     residual: float  # largest entry of the scaled residual
-    n_steps: int = 0
-    n_gradients: int = 0
-    n_hvps: int = 0
-    n_nonfinite: int = 0  # trials that met a non-finite score
+    counts: Counts = Counts()
     converged: bool = False
     reason: str = ""  # why the solver ended; empty while it goes on
     frame: AffineMap | None = None
@@ -78,10 +93,7 @@ class Solution:
     residual: float
     converged: bool
     reason: str
-    n_steps: int
-    n_gradients: int
-    n_hvps: int
-    n_nonfinite: int
+    counts: Counts
     frame: AffineMap | None
     history: dict[str, np.ndarray]
     interrupted: bool = False  # by Ctrl-C
@@ -124,9 +136,9 @@ class Budget:
         """The budget after a solve."""
         return dataclasses.replace(
             self,
-            used_steps=self.used_steps + solution.n_steps,
+            used_steps=self.used_steps + solution.counts.steps,
             used_seconds=self.used_seconds + seconds,
-            used_gradients=self.used_gradients + solution.n_gradients + 2 * solution.n_hvps,
+            used_gradients=self.used_gradients + solution.counts.work,
             started=time.monotonic(),
         )
 
@@ -134,9 +146,9 @@ class Budget:
         """How many steps of so many gradients and seconds there are left; None for no limit."""
         limits = []
         if self.max_steps is not None:
-            limits.append(self.max_steps - self.used_steps - iterate.n_steps)
+            limits.append(self.max_steps - self.used_steps - iterate.counts.steps)
         if self.max_gradients is not None:
-            left = self.max_gradients - self.used_gradients - iterate.n_gradients - 2 * iterate.n_hvps
+            left = self.max_gradients - self.used_gradients - iterate.counts.work
             limits.append(max(1, -(-left // gradients_a_step)))
         if self.max_seconds is not None:
             seconds = self.max_seconds - self.used_seconds - (time.monotonic() - self.started)
@@ -145,10 +157,9 @@ class Budget:
 
     def spent(self, iterate: Iterate) -> str:
         """Which limit is reached, in words; empty while there is budget."""
-        if self.max_steps is not None and self.used_steps + iterate.n_steps >= self.max_steps:
+        if self.max_steps is not None and self.used_steps + iterate.counts.steps >= self.max_steps:
             return f"stopped after max_steps={self.max_steps} steps"
-        gradients = iterate.n_gradients + 2 * iterate.n_hvps
-        if self.max_gradients is not None and self.used_gradients + gradients >= self.max_gradients:
+        if self.max_gradients is not None and self.used_gradients + iterate.counts.work >= self.max_gradients:
             return f"stopped after max_gradients={self.max_gradients} gradients"
         if self.max_seconds is not None and self.used_seconds + time.monotonic() - self.started >= self.max_seconds:
             return f"stopped after max_seconds={self.max_seconds:g} seconds"
@@ -224,18 +235,15 @@ def iterate_steps(
     except (KeyboardInterrupt, BudgetSpent, jax.errors.JaxRuntimeError, ValueError) as error:
         iterate, interrupted = _ended(error, iterate, budget, len(histories) > 1)
     reason = iterate.reason
-    if best.n_steps != iterate.n_steps:
-        reason += f"; the particles are those of step {best.n_steps}, where the residual was least"
+    if best.counts.steps != iterate.counts.steps:
+        reason += f"; the particles are those of step {best.counts.steps}, where the residual was least"
     return Solution(
         particles=best.particles,
         kernel=best.kernel,
         residual=best.residual,
         converged=best.converged,
         reason=reason,
-        n_steps=iterate.n_steps,
-        n_gradients=iterate.n_gradients,
-        n_hvps=iterate.n_hvps,
-        n_nonfinite=iterate.n_nonfinite,
+        counts=iterate.counts,
         frame=best.frame,
         history=joined(histories),
         interrupted=interrupted,
@@ -250,7 +258,8 @@ def _ended(error: BaseException, iterate: Iterate, budget: Budget, moved: bool) 
     if isinstance(cause, KeyboardInterrupt):
         return dataclasses.replace(iterate, reason="interrupted by the user; the best particles so far"), True
     if isinstance(cause, BudgetSpent):
-        counted = dataclasses.replace(iterate, n_gradients=max(cause.n_gradients, iterate.n_gradients))
+        most = max(cause.n_gradients, iterate.counts.gradients)
+        counted = dataclasses.replace(iterate, counts=dataclasses.replace(iterate.counts, gradients=most))
         return dataclasses.replace(counted, reason=budget.spent(counted) or str(cause)), False
     if isinstance(cause, TargetError) and moved:
         return dataclasses.replace(iterate, reason=f"{cause}; the best particles so far"), False

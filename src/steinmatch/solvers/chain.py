@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Array, Float
 
-from steinmatch.solvers.base import AbstractSolver, Budget, Iterate, Problem, Solution, joined
+from steinmatch.solvers.base import AbstractSolver, Budget, Counts, Iterate, Problem, Solution, joined
 
 
 class Chain(AbstractSolver):
@@ -44,9 +44,6 @@ class Chain(AbstractSolver):
                 break
         return dataclasses.replace(
             solutions[-1],
-            n_steps=sum(solution.n_steps for solution in solutions),
-            n_gradients=sum(solution.n_gradients for solution in solutions),
-            n_hvps=sum(solution.n_hvps for solution in solutions),
-            n_nonfinite=sum(solution.n_nonfinite for solution in solutions),
+            counts=sum((solution.counts for solution in solutions), Counts()),
             history=joined([solution.history for solution in solutions]),
         )

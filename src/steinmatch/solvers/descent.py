@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from steinmatch._checks import positive_integer, positive_number
 from steinmatch.measures.velocity import scaled_residual_at
-from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem
+from steinmatch.solvers.base import AbstractStepSolver, Budget, Counts, Iterate, Problem
 from steinmatch.targets import scores_at
 
 _ADAGRAD = optax.adagrad(0.5)  # one object, so that all default descents share their compiled code
@@ -63,7 +63,7 @@ class Descent(AbstractStepSolver):
             particles=particles,
             kernel=_held(problem, particles),
             residual=float(measures[1]),
-            n_gradients=particles.shape[0],
+            counts=Counts(gradients=particles.shape[0]),
             frame=problem.frame,
             history=_as_history(np.asarray(measures)[None, :]),
             memory=(self.rule.init(particles), velocity, measures[0], 0.0),
@@ -72,7 +72,7 @@ class Descent(AbstractStepSolver):
     def step(self, problem: Problem, iterate: Iterate, budget: Budget) -> Iterate:
         rule_state, velocity, first, seconds_a_step = iterate.memory
         n = iterate.particles.shape[0]
-        steps = min(self.chunk, self.n_steps - iterate.n_steps)
+        steps = min(self.chunk, self.n_steps - iterate.counts.steps)
         left = budget.steps_left(iterate, n, seconds_a_step)
         steps = steps if left is None else min(steps, left)
         tolerances = (np.asarray(self.rtol * float(first)), np.asarray(self.atol))
@@ -89,14 +89,13 @@ class Descent(AbstractStepSolver):
             converged, reason = True, "the velocity is below its tolerance"
             if n > 1 and not table[-1, 3] > 0.0:
                 converged, reason = False, "all particles are the same point: no kernel tells them apart"
-        elif iterate.n_steps + len(table) >= self.n_steps:
+        elif iterate.counts.steps + len(table) >= self.n_steps:
             reason = f"the velocity was still above its tolerance after n_steps={self.n_steps} steps"
         return Iterate(
             particles=particles,
             kernel=_held(problem, particles),
             residual=float(table[-1, 1]) if len(table) else iterate.residual,
-            n_steps=iterate.n_steps + len(table),
-            n_gradients=iterate.n_gradients + n * int(taken),
+            counts=iterate.counts + Counts(len(table), n * int(taken)),
             converged=converged,
             reason=reason,
             frame=problem.frame,

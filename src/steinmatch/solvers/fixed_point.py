@@ -21,7 +21,7 @@ from steinmatch._linalg import map_row_blocks, rows_per_block
 from steinmatch._types import Vector
 from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import AbstractKernel
-from steinmatch.kernels.forms import features_at, residual_at
+from steinmatch.kernels.forms import feature_spread, features_at, residual_at
 from steinmatch.measures.velocity import scaled_residual_at
 from steinmatch.targets import AbstractTarget, scores_at
 from steinmatch.targets.evaluations import point_by_point
@@ -60,10 +60,8 @@ def equations_at(
     m = kernel.n_features(d)
     if m is None or m > n:
         return Equations(kernel, weights, frame, None)
-    features = features_at(kernel, frame.colour(z))
-    mean = weights @ features
-    sd = jnp.sqrt(weights @ (features - mean[None, :]) ** 2)
-    return Equations(kernel, weights, frame, jnp.where(sd > 1e-12 * jnp.abs(mean), sd, 1.0))
+    spread = feature_spread(features_at(kernel, frame.colour(z)), weights)
+    return Equations(kernel, weights, frame, jnp.where(spread > 0.0, spread, 1.0))
 
 
 def scores_in(target: AbstractTarget, frame: AffineMap, z: Float[Array, "n d"]) -> Float[Array, "n d"]:

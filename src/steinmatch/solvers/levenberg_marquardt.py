@@ -36,7 +36,7 @@ from jaxtyping import Array, Float
 from steinmatch._checks import positive_integer, positive_number
 from steinmatch.coordinates import AffineMap
 from steinmatch.kernels import AbstractKernel
-from steinmatch.solvers.base import AbstractStepSolver, Budget, Iterate, Problem, coloured, whitened, whitening
+from steinmatch.solvers.base import AbstractStepSolver, Budget, Counts, Iterate, Problem, coloured, whitened, whitening
 from steinmatch.solvers.fixed_point import Equations, equations_at, largest_residual, scores_in, slope_cost
 from steinmatch.solvers.preconditioner import Factor
 from steinmatch.solvers.trials import (
@@ -141,20 +141,16 @@ class LevenbergMarquardt(AbstractStepSolver):
             kernel,
             float(residual),
             memory,
-            Iterate(particles, kernel, np.inf),
-            n,
-            0,
-            pulled,
+            Counts(gradients=n, nonfinite=pulled),
             row,
-            steps=0,
         )
 
     def step(self, problem: Problem, iterate: Iterate, budget: Budget) -> Iterate:
         memory: _Memory = iterate.memory
         n, d = memory.z.shape
         equations = _equations(iterate.kernel, memory.z, problem.weights, memory.frame)
-        gradients, hvps = slope_cost(problem.target, n, d)
-        nonfinite, damping, inner = 0, memory.damping, min(memory.inner, self.inner_steps)
+        counts = iterate.counts + Counts(0, *slope_cost(problem.target, n, d))
+        damping, inner = memory.damping, min(memory.inner, self.inner_steps)
         dense = self._is_dense(iterate.kernel, n, d)
         at = (problem.target, equations, memory.z, memory.scores)
         system: Any = (jacobian_and_gram if dense else score_slopes)(*at)
@@ -166,13 +162,12 @@ class LevenbergMarquardt(AbstractStepSolver):
         for _ in range(1 if memory.residuals[-1] <= self.tol else _TRIALS):
             trial = _trial(at, system, dense, factor, damping, inner)
             z, scores, before, after, residual, iterations = trial
-            gradients += 2 * n
-            nonfinite += int(not np.isfinite(after))
+            counts += Counts(gradients=2 * n, nonfinite=int(not np.isfinite(after)))
             if float(after) < float(before):
                 break
             damping *= _RAISE_DENSE if dense or factor is not None else _RAISE_KRYLOV
         else:
-            return self._stalled(problem, iterate, memory, gradients, hvps, nonfinite)
+            return self._stalled(problem, iterate, memory, counts)
         if factor is not None:
             fresh = fresh or int(iterations)
             stale = int(iterations) > max(_STALE, 2 * fresh)
@@ -190,13 +185,13 @@ class LevenbergMarquardt(AbstractStepSolver):
         row = _row(iterate.kernel, memory.frame, z)
         moved = coloured(memory.frame, z)
         following_iterate = self._iterate(
-            moved, iterate.kernel, float(residual), following, iterate, gradients, hvps, nonfinite, row
+            moved, iterate.kernel, float(residual), following, counts + Counts(steps=1), row
         )
         if residuals[-1] <= self.tol and (residuals[-1] <= _ROUNDING or residuals[-1] > 0.1 * residuals[-2]):
             return self._readapted(problem, following_iterate, following)
         if len(residuals) > _PATIENCE and residuals[-1] > _PROGRESS * residuals[-1 - _PATIENCE]:
-            return self._stalled(problem, following_iterate, following, 0, 0, 0)
-        if following_iterate.n_steps >= self.n_steps:
+            return self._stalled(problem, following_iterate, following, following_iterate.counts)
+        if following_iterate.counts.steps >= self.n_steps:
             reason = f"the residual was still {residuals[-1]:.1e}, above tol={self.tol:.0e}, after {self.n_steps} steps"
             return dataclasses.replace(following_iterate, reason=reason)
         return following_iterate
@@ -215,12 +210,8 @@ class LevenbergMarquardt(AbstractStepSolver):
         kernel: AbstractKernel,
         residual: float,
         memory: _Memory,
-        past: Iterate,
-        gradients: int,
-        hvps: int,
-        nonfinite: int,
+        counts: Counts,
         row: Any,
-        steps: int = 1,
     ) -> Iterate:
         row = np.asarray(row)
         converged = residual <= self.tol
@@ -228,12 +219,9 @@ class LevenbergMarquardt(AbstractStepSolver):
             particles=particles,
             kernel=kernel,
             residual=residual,
-            n_steps=past.n_steps + steps,
-            n_gradients=past.n_gradients + gradients,
-            n_hvps=past.n_hvps + hvps,
-            n_nonfinite=past.n_nonfinite + nonfinite,
+            counts=counts,
             converged=converged,
-            reason=f"the scaled residual is below tol={self.tol:.0e}" if converged and steps == 0 else "",
+            reason=f"the scaled residual is below tol={self.tol:.0e}" if converged and counts.steps == 0 else "",
             frame=memory.frame,
             history={
                 "residual": np.array([residual]),
@@ -257,17 +245,9 @@ class LevenbergMarquardt(AbstractStepSolver):
         again = dataclasses.replace(memory, damping=1e-6, rounds=memory.rounds + 1, residuals=(float(residual),))
         return dataclasses.replace(iterate, kernel=kernel, residual=float(residual), converged=False, memory=again)
 
-    def _stalled(
-        self, problem: Problem, iterate: Iterate, memory: _Memory, gradients: int, hvps: int, nonfinite: int
-    ) -> Iterate:
+    def _stalled(self, problem: Problem, iterate: Iterate, memory: _Memory, counts: Counts) -> Iterate:
         """No more progress: at rounding level, or in a valley without a fixed point, out of which it may be shaken."""
-        iterate = dataclasses.replace(
-            iterate,
-            n_gradients=iterate.n_gradients + gradients,
-            n_hvps=iterate.n_hvps + hvps,
-            n_nonfinite=iterate.n_nonfinite + nonfinite,
-            history={},
-        )
+        iterate = dataclasses.replace(iterate, counts=counts, history={})
         if memory.residuals[-1] <= self.tol:
             return self._readapted(problem, iterate, memory)
         m = iterate.kernel.n_features(memory.z.shape[1])
@@ -287,7 +267,7 @@ class LevenbergMarquardt(AbstractStepSolver):
                 particles=coloured(memory.frame, z),
                 kernel=kernel,
                 residual=float(residual),
-                n_gradients=iterate.n_gradients + z.shape[0],
+                counts=counts + Counts(gradients=z.shape[0]),
                 memory=again,
             )
         reason = (
