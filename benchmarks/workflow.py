@@ -122,13 +122,14 @@ def run(names: list[str]) -> bool:
     table = Table(title="everyday models: largest error of a mean (sds) or sd (relative), gradients, seconds")
     for column in ("model", "converged", "error", "stated", "gradients", "s", "NUTS error", "gradients", "s"):
         table.add_column(column, justify="left" if column == "model" else "right")
-    wrong = converged = total = 0
+    wrong = converged = total = failed = 0
     ratios, others = [], []
     for name in everyday():
         if names and not any(part in name for part in names):
             continue
         own, nuts, truth = (_run(name, method) for method in ("steinmatch", "nuts", "truth"))
         if own is None or nuts is None or truth is None:
+            failed += 1
             continue
         error, unknown = _compared(own, truth)
         k = len(own["names"])
@@ -166,7 +167,7 @@ def run(names: list[str]) -> bool:
             f"{other['seconds']:.1f} s"
         )
     whole = not names
-    return bool(wrong or apart or (whole and (converged < _LEAST_CONVERGED or np.median(ratios) > _MOST_SECONDS)))
+    return bool(wrong or apart or failed or (whole and (converged < _LEAST_CONVERGED or np.median(ratios) > _MOST_SECONDS)))
 
 
 def main() -> None:
