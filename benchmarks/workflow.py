@@ -167,7 +167,9 @@ def run(names: list[str]) -> bool:
             f"{other['seconds']:.1f} s"
         )
     whole = not names
-    return bool(wrong or apart or failed or (whole and (converged < _LEAST_CONVERGED or np.median(ratios) > _MOST_SECONDS)))
+    return bool(
+        wrong or apart or failed or (whole and (converged < _LEAST_CONVERGED or np.median(ratios) > _MOST_SECONDS))
+    )
 
 
 def main() -> None:

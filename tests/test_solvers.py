@@ -10,6 +10,7 @@ import steinmatch as sm
 from steinmatch.solvers import levenberg_marquardt, preconditioner
 from steinmatch.solvers.fixed_point import dense_jacobian, equations_at, linearised, scores_in, slopes_in
 from steinmatch.solvers.preconditioner import cholesky_by_blocks
+from steinmatch.solvers.rules import Effort
 from steinmatch.solvers.trials import dense_trial, jacobian_and_gram, preconditioned_trial
 from steinmatch.targets import GaussBernoulliRBM, Gaussian, GaussianMixture
 from tests.problems import PROBLEMS, numpy_linear_residual, numpy_scores
@@ -188,11 +189,9 @@ def test_preconditioned_step_is_the_dense_one(monkeypatch):
 def test_slow_conjugate_gradients_are_preconditioned(monkeypatch):
     """With few iterations a step the factor is called for, and the fixed point is the one of the dense path."""
     made = []
-    monkeypatch.setattr(levenberg_marquardt, "_SLOW_INNER", 1)
-    monkeypatch.setattr(levenberg_marquardt, "FIRST_INNER", 2)
     monkeypatch.setattr(levenberg_marquardt, "Factor", lambda *a: made.append(1) or preconditioner.Factor(*a))
     target = GaussBernoulliRBM.random(jax.random.key(0), 6, 3)
-    solver = sm.Chain(sm.Affine(), sm.LevenbergMarquardt(dense_limit=0, inner_steps=3))
+    solver = sm.Chain(sm.Affine(), sm.LevenbergMarquardt(dense_limit=0, inner_steps=3, effort=Effort(2, slow_inner=1)))
     fit = sm.fit(target, 16, kernel=sm.Linear(), solver=solver, progress=False)
     assert made and fit.converged and fit.residual <= 1e-10
 

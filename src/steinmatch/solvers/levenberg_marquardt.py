@@ -25,6 +25,7 @@ it ends in a valley without a fixed point, the particles are shaken a little and
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -39,8 +40,8 @@ from steinmatch.kernels import AbstractKernel
 from steinmatch.solvers.base import AbstractStepSolver, Budget, Counts, Iterate, Problem, coloured, whitened, whitening
 from steinmatch.solvers.fixed_point import Equations, equations_at, largest_residual, scores_in, slope_cost
 from steinmatch.solvers.preconditioner import Factor
+from steinmatch.solvers.rules import Damping, Effort, Patience
 from steinmatch.solvers.trials import (
-    FIRST_INNER,
     dense_trial,
     jacobian_and_gram,
     krylov_trial,
@@ -48,20 +49,6 @@ from steinmatch.solvers.trials import (
     score_slopes,
 )
 from steinmatch.targets import AbstractTarget
-
-_LEAST_DAMPING = 1e-14  # relative to the mean diagonal of J J^T
-_RAISE_DENSE, _RAISE_KRYLOV, _LOWER = 3.0, 10.0, 0.2  # of the damping, after a failed and a successful trial
-_FIRST_DENSE, _FIRST_KRYLOV = 1e-3, 1e-1
-_SLOW = 0.96  # a step that leaves more than this of the residual gets more inner iterations, and acceleration
-_TRIALS = 15
-_SLOW_INNER = 4 * FIRST_INNER  # a step that is slow with so many inner iterations calls for a factor
-_STALE = 60  # inner iterations with a factor above which it is made anew, if they are twice those of its first step
-_PATIENCE, _PROGRESS = 25, 0.9  # stagnation: less than a tenth off the residual in so many steps
-_SHAKE = 0.03  # in whitened units
-_BANDWIDTH_RTOL = 5e-3
-_SWINGS = 4  # a bandwidth held anew this often may swing about its rule's value, and then goes half of the way
-_NEAR = 1e-7  # a stall below this is an ill-conditioned fixed point, not a valley without one
-_ROUNDING = 1e-12  # below this there is nothing to gain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +68,10 @@ class _Memory:
     fresh: int = 0  # inner iterations of the factor's first step
 
 
+def _checked(check: Callable[[Any, str, str], Any], name: str) -> Callable[[Any], Any]:
+    return lambda value: check(value, name, "LevenbergMarquardt")
+
+
 class LevenbergMarquardt(AbstractStepSolver):
     """The fixed point, solved: G = 0 for feature kernels, V = 0 for full-rank ones and for more features than n.
 
@@ -96,33 +87,19 @@ class LevenbergMarquardt(AbstractStepSolver):
       steps with fewer do not lower the residual well.
     - `rounds`: the most times that the bandwidth is held anew at its rule's value, until both stand still.
     - `shakes`: how often a solve that has stalled is shaken and goes on (velocity form only).
+    - `damping`, `patience`, `effort`: what it goes by (`solvers.rules`).
     """
 
-    tol: float = eqx.field(static=True)
-    n_steps: int = eqx.field(static=True)
-    dense_limit: int = eqx.field(static=True)
-    factor_limit: int = eqx.field(static=True)
-    inner_steps: int = eqx.field(static=True)
-    rounds: int = eqx.field(static=True)
-    shakes: int = eqx.field(static=True)
-
-    def __init__(
-        self,
-        tol: float = 1e-10,
-        n_steps: int = 2000,
-        dense_limit: int = 4000,
-        factor_limit: int = 25_000,
-        inner_steps: int = 3000,
-        rounds: int = 10,
-        shakes: int = 30,
-    ):
-        self.tol = positive_number(tol, "tol", "LevenbergMarquardt")
-        self.n_steps = positive_integer(n_steps, "n_steps", "LevenbergMarquardt")
-        self.dense_limit = int(dense_limit)
-        self.factor_limit = int(factor_limit)
-        self.inner_steps = positive_integer(inner_steps, "inner_steps", "LevenbergMarquardt")
-        self.rounds = positive_integer(rounds, "rounds", "LevenbergMarquardt")
-        self.shakes = int(shakes)
+    tol: float = eqx.field(static=True, default=1e-10, converter=_checked(positive_number, "tol"))
+    n_steps: int = eqx.field(static=True, default=2000, converter=_checked(positive_integer, "n_steps"))
+    dense_limit: int = eqx.field(static=True, default=4000, converter=int)
+    factor_limit: int = eqx.field(static=True, default=25_000, converter=int)
+    inner_steps: int = eqx.field(static=True, default=3000, converter=_checked(positive_integer, "inner_steps"))
+    rounds: int = eqx.field(static=True, default=10, converter=_checked(positive_integer, "rounds"))
+    shakes: int = eqx.field(static=True, default=30, converter=int)
+    damping: Damping = eqx.field(static=True, default=Damping())
+    patience: Patience = eqx.field(static=True, default=Patience())
+    effort: Effort = eqx.field(static=True, default=Effort())
 
     def init(self, problem: Problem, particles: Float[Array, "n d"]) -> Iterate:
         frame = problem.frame
@@ -134,7 +111,7 @@ class LevenbergMarquardt(AbstractStepSolver):
         z, scores, pulled = _finite_start(problem.target, frame, whitened_particles)
         kernel, residual, row = _open(problem, frame, z, scores)
         memory = _Memory(
-            z, scores, frame, self._first_damping(kernel, n, z.shape[1]), 1, 0, FIRST_INNER, (float(residual),)
+            z, scores, frame, self._first_damping(kernel, n, z.shape[1]), 1, 0, self.effort.first, (float(residual),)
         )
         return self._iterate(
             coloured(frame, z),
@@ -159,26 +136,24 @@ class LevenbergMarquardt(AbstractStepSolver):
             factor, fresh = _factorised(equations, memory, system, damping), 0
             factored = True if factor is not None else None
         # Once below tol, one more trial at a time, for as long as each still gains a digit.
-        for _ in range(1 if memory.residuals[-1] <= self.tol else _TRIALS):
+        for _ in range(1 if memory.residuals[-1] <= self.tol else self.patience.trials):
             trial = _trial(at, system, dense, factor, damping, inner)
             z, scores, before, after, residual, iterations = trial
             counts += Counts(gradients=2 * n, nonfinite=int(not np.isfinite(after)))
             if float(after) < float(before):
                 break
-            damping *= _RAISE_DENSE if dense or factor is not None else _RAISE_KRYLOV
+            damping = self.damping.raised(damping, dense or factor is not None)
         else:
             return self._stalled(problem, iterate, memory, counts)
         if factor is not None:
             fresh = fresh or int(iterations)
-            stale = int(iterations) > max(_STALE, 2 * fresh)
-            factor = None if stale else factor
-        elif int(iterations) >= inner and float(after) > _SLOW * float(before):
+            factor = None if self.effort.is_stale(int(iterations), fresh) else factor
+        elif int(iterations) >= inner and float(after) > self.effort.slow * float(before):
             few = equations.scale is not None and equations.scale.shape[0] * d <= self.factor_limit
-            factored = True if factored is False and few and inner >= _SLOW_INNER else factored
+            factored = True if factored is False and few and inner >= self.effort.slow_inner else factored
             inner = min(2 * inner, self.inner_steps)
-        # After a failed trial conjugate gradients lower it little: another failure would cost as much as the step.
-        slowly = 0.7 if damping > memory.damping and not dense else _LOWER
-        lowered = max(damping * (slowly if float(after) > 0.2 * float(before) else 0.01), _LEAST_DAMPING)
+        failed = damping > memory.damping and not dense
+        lowered = self.damping.after(damping, float(after) / float(before), failed)
         residuals = (*memory.residuals, float(residual))
         found = {"z": z, "scores": scores, "damping": lowered, "inner": inner, "residuals": residuals}
         following = dataclasses.replace(memory, **found, factored=factored, factor=factor, fresh=fresh)
@@ -187,9 +162,9 @@ class LevenbergMarquardt(AbstractStepSolver):
         following_iterate = self._iterate(
             moved, iterate.kernel, float(residual), following, counts + Counts(steps=1), row
         )
-        if residuals[-1] <= self.tol and (residuals[-1] <= _ROUNDING or residuals[-1] > 0.1 * residuals[-2]):
+        if self.patience.done(residuals, self.tol):
             return self._readapted(problem, following_iterate, following)
-        if len(residuals) > _PATIENCE and residuals[-1] > _PROGRESS * residuals[-1 - _PATIENCE]:
+        if self.patience.stalled(residuals):
             return self._stalled(problem, following_iterate, following, following_iterate.counts)
         if following_iterate.counts.steps >= self.n_steps:
             reason = f"the residual was still {residuals[-1]:.1e}, above tol={self.tol:.0e}, after {self.n_steps} steps"
@@ -202,7 +177,7 @@ class LevenbergMarquardt(AbstractStepSolver):
         return equations <= self.dense_limit and equations * n * d <= 10**8
 
     def _first_damping(self, kernel: AbstractKernel, n: int, d: int) -> float:
-        return _FIRST_DENSE if self._is_dense(kernel, n, d) else _FIRST_KRYLOV
+        return self.damping.first(self._is_dense(kernel, n, d))
 
     def _iterate(
         self,
@@ -236,10 +211,10 @@ class LevenbergMarquardt(AbstractStepSolver):
         """Solved at the held bandwidth: done if the rule agrees with it, else held anew and on."""
         kernel, residual, _ = _open(problem, memory.frame, memory.z, memory.scores)
         held, ruled = _bandwidths(problem, iterate.kernel, memory)
-        if np.isnan(held) or abs(ruled / held - 1.0) <= _BANDWIDTH_RTOL or memory.rounds >= self.rounds:
+        if np.isnan(held) or abs(ruled / held - 1.0) <= self.patience.bandwidth or memory.rounds >= self.rounds:
             note = "" if np.isnan(held) else f"; held bandwidth {held:.4g}, its rule now says {ruled:.4g}"
             return dataclasses.replace(iterate, reason=f"the scaled residual is below tol={self.tol:.0e}{note}")
-        if memory.rounds >= _SWINGS:
+        if memory.rounds >= self.patience.swings:
             kernel = jax.tree.map(_halfway, iterate.kernel, kernel)
             residual = _residual(kernel, problem.weights, memory.frame, memory.z, memory.scores)
         again = dataclasses.replace(memory, damping=1e-6, rounds=memory.rounds + 1, residuals=(float(residual),))
@@ -253,10 +228,11 @@ class LevenbergMarquardt(AbstractStepSolver):
         m = iterate.kernel.n_features(memory.z.shape[1])
         velocity_form = m is None or m > memory.z.shape[0]
         held, ruled = _bandwidths(problem, iterate.kernel, memory)
-        near = memory.residuals[-1] <= _NEAR and not abs(ruled / held - 1.0) > 0.01
+        patience = self.patience
+        near = memory.residuals[-1] <= patience.near and not abs(ruled / held - 1.0) > patience.near_bandwidth
         if velocity_form and not near and memory.shakes < self.shakes:
             noise = jax.random.normal(jax.random.key(memory.shakes), memory.z.shape, jnp.float64)
-            z, scores, _ = _finite_start(problem.target, memory.frame, memory.z + _SHAKE * noise)
+            z, scores, _ = _finite_start(problem.target, memory.frame, memory.z + patience.shake * noise)
             kernel, residual, _ = _open(problem, memory.frame, z, scores)
             damping = self._first_damping(kernel, *z.shape)
             again = _Memory(

@@ -23,10 +23,12 @@ from steinmatch.solvers.fixed_point import (
     slopes_in,
 )
 from steinmatch.solvers.preconditioner import Factor, preconditioned_conjugate_gradients
+from steinmatch.solvers.rules import Effort
 from steinmatch.targets import AbstractTarget
 
-FIRST_INNER = 200  # conjugate gradient iterations of a step, until steps get slow; acceleration starts there too
+# Relative residuals of the inner solves: a step is inexact by less than what is nonlinear in it, a correction by more.
 _STEP_TOLERANCE, _CORRECTION_TOLERANCE = 0.01, 0.05
+_UNACCELERATED = Effort().first  # inner iterations
 
 
 @eqx.filter_jit
@@ -110,7 +112,7 @@ def krylov_trial(
         correct = lambda right: least_change(right, _CORRECTION_TOLERANCE)[0]  # noqa: E731
         return _accelerated(residual, z, value, step, jacobian(step), correct)
 
-    step = jax.lax.cond(inner_steps > FIRST_INNER, accelerate, lambda step: step, step)
+    step = jax.lax.cond(inner_steps > _UNACCELERATED, accelerate, lambda step: step, step)
     return *_evaluated(target, equations, z, step, raw, change), iterations
 
 
