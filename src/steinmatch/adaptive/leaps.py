@@ -9,6 +9,8 @@ trajectory of them. Alone they would take for ever to enter tails heavier than a
 Hamiltonian Monte Carlo come between; both leave the target invariant. BlackJAX's independent proposals (`irmh`) carry
 no scores, which the Stein weights need.
 
+Chains of a frame that is not affine also take trajectories in the affine one now and then (`stroll`).
+
 `stride` is what `walks.advance` does with BlackJAX's kernel, which must be compiled for each target and frame: 2 to 5 s
 of a fit of 4 to 10 s (measured on two cores), for less than a second of walking. So short walks are done here, and long
 ones, and those of scores without a log density, there.
@@ -18,8 +20,19 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from steinmatch.adaptive.frames import Cloud, cloud, log_weights
-from steinmatch.adaptive.walks import ACCEPTANCE, CHUNK, MOST_LEAPS, REACH, STIFF, TRAJECTORY, States, Stretch
-from steinmatch.coordinates import AbstractFrame
+from steinmatch.adaptive.walks import (
+    ACCEPTANCE,
+    CHUNK,
+    FIRST_STEP,
+    MOST_LEAPS,
+    REACH,
+    STIFF,
+    TRAJECTORY,
+    States,
+    Stretch,
+)
+from steinmatch.coordinates import AbstractFrame, AffineMap
+from steinmatch.coordinates.plainly import placed, unplaced
 from steinmatch.targets import Evaluations
 
 CYCLE = 3  # stretches: trajectories, then leaps
@@ -92,17 +105,8 @@ def stride(
     for gain, factor in zip(gains, factors, strict=True):
         length, usual = TRAJECTORY * rng.uniform(0.5, 1.5), np.exp(log_step)
         leaps = int(np.clip(np.ceil(length / (max(factor, 1.0) * usual)), 1, MOST_LEAPS))
-        step = factor * usual
-        momentum = rng.normal(size=states.z.shape)
-        energy = 0.5 * np.sum(momentum**2, axis=1) - states.log_densities
-        there = Cloud(*states)
+        there, acceptance = _trajectory(evaluate, frame, Cloud(*states), factor * usual, leaps, rng)
         with np.errstate(all="ignore"):
-            for _ in range(leaps):
-                momentum = momentum + 0.5 * step * there.scores
-                there = cloud(evaluate, frame, there.z + step * momentum)
-                momentum = momentum + 0.5 * step * there.scores
-            lost = 0.5 * np.sum(momentum**2, axis=1) - there.log_densities - energy
-            acceptance = np.where(np.isfinite(lost), np.exp(-np.maximum(lost, 0.0)), 0.0)
             edge = (there.log_densities == -np.inf) & (np.linalg.norm(there.z, axis=1) <= REACH)
         states = _moved(states, States(*there), rng.uniform(size=len(acceptance)) < acceptance)
         rows.append(states)
@@ -110,6 +114,50 @@ def stride(
         statistics.append((accepted, factor, np.mean((acceptance < STIFF) & ~edge), np.mean(edge), float(leaps)))
         log_step = log_step + (gain * (accepted - ACCEPTANCE) if factor == 1.0 else 0.0)
     return _stretch(rows, log_step, *np.array(statistics).T)
+
+
+def stroll(
+    evaluate: Evaluations,
+    frame: AbstractFrame,
+    affine: AffineMap,
+    states: States,
+    log_step: float,
+    rng: np.random.Generator,
+) -> Stretch:
+    """Trajectories in the coordinates of the affine frame, for chains of a frame that bends: along a curved ridge the
+    bent frame may leave out a part that is near in these. Their steps are not adapted but drawn, between a tenth of a
+    normal's and the whole of it; what they say of steps is not about those of the frame.
+    """
+    d = states.z.shape[1]
+    rows, statistics = [], []
+    for _ in range(CHUNK):
+        step = FIRST_STEP * d**-0.25 * 10.0 ** -rng.uniform()
+        leaps = int(np.clip(np.ceil(TRAJECTORY * rng.uniform(0.5, 1.5) / step), 1, MOST_LEAPS))
+        with np.errstate(all="ignore"):
+            here = cloud(evaluate, affine, unplaced(affine, placed(frame, states.z).x))
+            there, acceptance = _trajectory(evaluate, affine, here, step, leaps, rng)
+            moved = cloud(evaluate, frame, unplaced(frame, placed(affine, there.z).x))
+            known = np.isfinite(moved.z).all(axis=1) & np.isfinite(moved.scores).all(axis=1)
+        moves = known & np.isfinite(moved.log_densities) & (rng.uniform(size=len(acceptance)) < acceptance)
+        states = _moved(states, States(*moved), moves)
+        rows.append(states)
+        statistics.append((moves.mean(), 0.0, 0.0, 0.0, float(leaps + 2)))
+    return _stretch(rows, log_step, *np.array(statistics).T)
+
+
+def _trajectory(
+    evaluate: Evaluations, frame: AbstractFrame, here: Cloud, step: float, leaps: int, rng: np.random.Generator
+) -> tuple[Cloud, Float[np.ndarray, " c"]]:
+    """Where a trajectory of each chain ends, and with which probability it is accepted."""
+    momentum, there = rng.normal(size=here.z.shape), here
+    energy = 0.5 * np.sum(momentum**2, axis=1) - here.log_densities
+    with np.errstate(all="ignore"):
+        for _ in range(leaps):
+            momentum = momentum + 0.5 * step * there.scores
+            there = cloud(evaluate, frame, there.z + step * momentum)
+            momentum = momentum + 0.5 * step * there.scores
+        lost = 0.5 * np.sum(momentum**2, axis=1) - there.log_densities - energy
+        return there, np.where(np.isfinite(lost), np.exp(-np.maximum(lost, 0.0)), 0.0)
 
 
 def _moved(old: States, new: States, moves: Bool[np.ndarray, " c"]) -> States:

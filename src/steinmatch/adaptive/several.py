@@ -8,6 +8,7 @@ import numpy as np
 from steinmatch.adaptive.chains import Memory, Walked
 from steinmatch.adaptive.evidence import evidence
 from steinmatch.adaptive.frames import Cloud, batch_of, batched, cloud, log_frame_density, log_weights, normal_points
+from steinmatch.adaptive.leaks import TOLERATED, leak
 from steinmatch.adaptive.modes import SAME, Confined, Part, combined
 from steinmatch.adaptive.parents import GOOD, frame_varies
 from steinmatch.coordinates import AffineMap
@@ -115,7 +116,7 @@ def _same(one: AffineMap, other: AffineMap) -> bool:
     apart = np.asarray(one.shift) - np.asarray(other.shift)
     volumes = [float(np.sum(np.log(np.abs(np.diagonal(root))))) for root in roots]
     gaps = [float(np.linalg.norm(np.linalg.solve(root, apart))) for root in roots]
-    return max(gaps) <= SAME * np.sqrt(len(apart)) and abs(volumes[0] - volumes[1]) <= 0.5 * len(apart)
+    return bool(max(gaps) <= SAME * np.sqrt(len(apart)) and abs(volumes[0] - volumes[1]) <= 0.5 * len(apart))
 
 
 def _together(solver: Any, problem: Problem, memory: Memory, iterate: Iterate, parts: list[Part]) -> Iterate:
@@ -134,7 +135,10 @@ def _together(solver: Any, problem: Problem, memory: Memory, iterate: Iterate, p
     particles, weights = np.concatenate(draws), np.concatenate(whole.weights)
     largest = whole.error.largest
     ended = all(part.iterate.converged for part in parts)
-    converged = bool(ended and 2.0 * largest <= solver.tol)
+    count = Evaluations(problem.target, memory.evaluate.batch)
+    outside = leak(count, parts, np.array([mode.share for mode in whole.modes]), solver.seed)
+    memory.evaluate.n_gradients += count.n_gradients
+    converged = bool(ended and 2.0 * largest <= solver.tol and outside <= TOLERATED * solver.tol)
     shares = ", ".join(f"{mode.share:.3g} +- {mode.error:.1g}" for mode in whole.modes)
     words = [
         f"{len(parts)} modes with shares {shares}",
@@ -144,6 +148,11 @@ def _together(solver: Any, problem: Problem, memory: Memory, iterate: Iterate, p
     ]
     if 2.0 * whole.share_error > solver.tol:
         words.append(f"of which {whole.share_error:.2g} comes from the modes' shares")
+    if outside > TOLERATED * solver.tol:
+        words.append(
+            f"{outside:.1%} of what chains reach from the modes is known to none of them: the modes hang together, and "
+            "mass between them may be missing"
+        )
     words += [f"mode {k + 1}: {part.iterate.reason}" for k, part in enumerate(parts) if not part.iterate.converged]
     mean = weights @ particles
     centred = np.sqrt(weights)[:, None] * (particles - mean)

@@ -41,7 +41,7 @@ from steinmatch.adaptive.frames import (
     begin_climb,
     climb,
 )
-from steinmatch.adaptive.leaps import CYCLE, leap, leaping, settled, stride
+from steinmatch.adaptive.leaps import CYCLE, leap, leaping, settled, stride, stroll
 from steinmatch.adaptive.parents import frame_varies, with_parents
 from steinmatch.adaptive.reframing import from_draws, worth_a_frame
 from steinmatch.adaptive.resuming import resumed
@@ -52,6 +52,7 @@ from steinmatch.adaptive.survey import look_along_rays, look_for_modes
 from steinmatch.adaptive.verdict import Error, Verdict, confirmed, judge
 from steinmatch.adaptive.walks import (
     CHUNK,
+    FIRST_STEP,
     MOST_LEAPS,
     TRAJECTORY,
     States,
@@ -74,7 +75,7 @@ _ENOUGH_TO_SHOW = 4096  # draws of a fit that cannot converge
 _WARM = 2  # stretches before the first that counts
 _RESTARTS = 2  # in a mode with all but nothing of the mass
 _LONG = 2500  # leaps of all chains, a millisecond each, from which on compiling them pays: it takes 2 to 5 s
-_FIRST_STEP = 1.2  # times d^(-1/4): the largest stable leapfrog step of a normal, and its scaling
+_STROLL = 4  # of 6 stretches the one in which chains of a bent frame go in the affine one
 
 
 class Walk(AbstractStepSolver):
@@ -263,7 +264,7 @@ class Walk(AbstractStepSolver):
             states = States(*map(np.asarray, begin(pulled, jnp.asarray(points.z))))
             memory.evaluate.n_gradients += len(points.z) * pulled.gradients_a_value
         start = (points.z[:: self.siblings], points.scores[:: self.siblings])
-        log_step = float(np.log(_FIRST_STEP * d**-0.25))
+        log_step = float(np.log(FIRST_STEP * d**-0.25))
         values = values_at(pulled, *start, CHUNK * len(points.z))
         chains = Chains(pulled, states, log_step, (*start, values), leaping=leaping(memory.points))
         if chains.leaping:
@@ -289,6 +290,10 @@ class Walk(AbstractStepSolver):
         """One stretch of all chains, counted: leaps, or trajectories, some of which have shorter steps than most."""
         turn, frame = chains.transitions // CHUNK, chains.target.frame
         rng = np.random.default_rng([self.seed % 2**32, turn])
+        affine = None if memory.climbing is None or isinstance(frame, AffineMap) else memory.climbing.frame
+        known = memory.evaluate.target.log_density is not None
+        if isinstance(affine, AffineMap) and known and turn % (2 * CYCLE) == _STROLL:
+            return stroll(memory.evaluate, frame, affine, chains.states, chains.log_step, rng)
         if chains.leaping and turn % CYCLE != 1:
             return leap(memory.evaluate, frame, chains.states, chains.log_step, rng)
         factors = step_factors(chains)

@@ -29,6 +29,7 @@ ACCEPTANCE = 0.8
 CAUTION = 0.25  # factor of the steps of some trajectories
 STIFF = 1e-3  # acceptance: at a mean of 0.8 the energy error is .06 +- .35, and this is 20 of its sds away
 MOST_LEAPS = 256  # of one trajectory
+FIRST_STEP = 1.2  # times d^(-1/4): the largest stable leapfrog step of a normal, and its scaling
 REACH = 100.0  # sds: a trajectory that went further was thrown off by stiff forces, to where densities overflow
 
 
