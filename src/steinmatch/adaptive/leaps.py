@@ -125,13 +125,13 @@ def stroll(
     rng: np.random.Generator,
 ) -> Stretch:
     """Trajectories in the coordinates of the affine frame, for chains of a frame that bends: along a curved ridge the
-    bent frame may leave out a part that is near in these. Their steps are not adapted but drawn, between a tenth of a
+    bent frame may leave out a part that is near in these. Their steps are not adapted but drawn, between a third of a
     normal's and the whole of it; what they say of steps is not about those of the frame.
     """
     d = states.z.shape[1]
     rows, statistics = [], []
     for _ in range(CHUNK):
-        step = FIRST_STEP * d**-0.25 * 10.0 ** -rng.uniform()
+        step = FIRST_STEP * d**-0.25 * 10.0 ** (-0.5 * rng.uniform())
         leaps = int(np.clip(np.ceil(TRAJECTORY * rng.uniform(0.5, 1.5) / step), 1, MOST_LEAPS))
         with np.errstate(all="ignore"):
             here = cloud(evaluate, affine, unplaced(affine, placed(frame, states.z).x))

@@ -75,7 +75,7 @@ _ENOUGH_TO_SHOW = 4096  # draws of a fit that cannot converge
 _WARM = 2  # stretches before the first that counts
 _RESTARTS = 2  # in a mode with all but nothing of the mass
 _LONG = 2500  # leaps of all chains, a millisecond each, from which on compiling them pays: it takes 2 to 5 s
-_STROLL = 4  # of 6 stretches the one in which chains of a bent frame go in the affine one
+_STROLL = 4  # of 12 stretches the one in which chains of a bent frame go in the affine one
 
 
 class Walk(AbstractStepSolver):
@@ -292,7 +292,7 @@ class Walk(AbstractStepSolver):
         rng = np.random.default_rng([self.seed % 2**32, turn])
         affine = None if memory.climbing is None or isinstance(frame, AffineMap) else memory.climbing.frame
         known = memory.evaluate.target.log_density is not None
-        if isinstance(affine, AffineMap) and known and turn % (2 * CYCLE) == _STROLL:
+        if isinstance(affine, AffineMap) and known and turn % (4 * CYCLE) == _STROLL:
             return stroll(memory.evaluate, frame, affine, chains.states, chains.log_step, rng)
         if chains.leaping and turn % CYCLE != 1:
             return leap(memory.evaluate, frame, chains.states, chains.log_step, rng)
