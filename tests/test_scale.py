@@ -344,7 +344,7 @@ def test_several_processes_give_the_result_of_one(tmp_path):
 
 def test_after_a_lost_process_the_others_end_and_fewer_go_on(tmp_path):
     path = tmp_path / "run.checkpoint"
-    first, second = together(2, path, "1")
+    first, second = together(2, path, "5")
     assert first.stdout is not None and "kept\n" in iter(first.stdout.readline, "")
     second.kill()
     second.communicate()
