@@ -73,3 +73,12 @@ def test_places_that_draws_have_been_to_are_known():
     visited = _Visited(rng.normal(size=(4000, 3)))
     assert visited.far(rng.normal(size=(500, 3))).mean() < 0.01
     assert visited.far(rng.normal(size=(500, 3)) + 12.0).all()
+
+
+def test_trajectories_that_are_thrown_off_are_not_accepted():
+    """x^8 in steps that are far too long: energies overflow, and every chain stays where it was or is finite."""
+    target = sm.Target(lambda x: -jnp.sum((3.0 * x) ** 8), dim=2)
+    evaluate, frame = Evaluations(target), AffineMap(np.zeros(2), 1e3 * np.eye(2))
+    z = 1e-4 * np.random.default_rng(0).normal(size=(64, 2))
+    stretch = stroll(evaluate, frame, frame, States(*cloud(evaluate, frame, z)), 0.0, np.random.default_rng(1))
+    assert np.isfinite(stretch.z).all() and np.isfinite(stretch.log_densities).all()

@@ -37,6 +37,7 @@ from steinmatch.targets import Evaluations
 
 CYCLE = 3  # stretches: trajectories, then leaps
 _STUCK = 0.01  # acceptance at a draw that would be repeated by a hundred leaps, were it not for trajectories
+_THROWN = 1e6  # sds: a trajectory that stiff forces have thrown so far is not accepted, and cannot be mapped
 _OFTEN = 0.6  # acceptance: a trajectory takes two or three gradients, so that leaps are then worth more
 
 
@@ -136,8 +137,10 @@ def stroll(
         with np.errstate(all="ignore"):
             here = cloud(evaluate, affine, unplaced(affine, placed(frame, states.z).x))
             there, acceptance = _trajectory(evaluate, affine, here, step, leaps, rng)
-            moved = cloud(evaluate, frame, unplaced(frame, placed(affine, there.z).x))
-            known = np.isfinite(moved.z).all(axis=1) & np.isfinite(moved.scores).all(axis=1)
+            near = np.abs(np.nan_to_num(there.z, nan=np.inf)).max(axis=1) <= _THROWN
+            ends = np.where(near[:, None], there.z, here.z)
+            moved = cloud(evaluate, frame, unplaced(frame, placed(affine, ends).x))
+            known = near & np.isfinite(moved.z).all(axis=1) & np.isfinite(moved.scores).all(axis=1)
         moves = known & np.isfinite(moved.log_densities) & (rng.uniform(size=len(acceptance)) < acceptance)
         states = _moved(states, States(*moved), moves)
         rows.append(states)
